@@ -1,0 +1,190 @@
+"""The fallback in plain JAX, which serves everywhere and is the reference of every backend.
+
+Activations and weights are dequantised to numbers that the operand dtype holds exactly, and
+multiplied with float32 accumulation. The operand dtype is bfloat16 on accelerators and float32 on
+the CPU, where XLA would widen bfloat16 anyway. FP8 operands are not used: Hopper's FP8 tensor
+cores keep about 14 bits below the largest term, and a scale for every 32 weights along K would
+have to be multiplied into an FP8 code, where it does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_w4a8 import activations, formats
+from jax_w4a8.backends.base import Arrays, Backend
+from jax_w4a8.product import Product
+
+# Scales are taken relative to the largest of their row, moved up by this many binades: numbers
+# then fit float32 and bfloat16 whatever the scales, and a row may spread over 170 binades.
+_HEADROOM = 45
+
+
+class XlaBackend(Backend):
+    """Dequantise, then dot, in plain JAX."""
+
+    name = "xla"
+
+    def quantize(self, x: jax.Array, block: int) -> Arrays:
+        return activations.quantize_blocks(x, block)
+
+    def product(
+        self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays
+    ) -> jax.Array:
+        codes, scales = x if product.quantized_x else self.quantize(x[0], product.block)
+        return lax.platform_dependent(
+            codes,
+            scales,
+            sizes,
+            weight,
+            cpu=lambda *operands: _product(product, jnp.float32, *operands),
+            default=lambda *operands: _product(product, jnp.bfloat16, *operands),
+        )
+
+
+BACKEND = XlaBackend()
+
+
+def _product(
+    product: Product,
+    operand: jax.typing.DTypeLike,
+    codes: jax.Array,
+    scales: jax.Array,
+    sizes: jax.Array | None,
+    weight: Arrays,
+) -> jax.Array:
+    values, x_exponents = _dequantize_x(product, codes, scales, operand)
+
+    def columns(weight: Arrays) -> tuple[jax.Array, jax.Array]:
+        return _dequantize_w(*weight, operand)
+
+    if product.kind == "dense":
+        w_values, w_exponents = columns(weight)
+        sums = contract(values, w_values)
+        exponents = x_exponents[:, None] + w_exponents
+        return _scale(sums, exponents).astype(product.out_dtype)
+
+    def tile(rows: Arrays, weight: Arrays) -> jax.Array:
+        w_values, w_exponents = columns(weight)
+        exponents = rows[1][:, None] + w_exponents
+        return _scale(contract(rows[0], w_values), exponents).astype(product.out_dtype)
+
+    assert sizes is not None
+    return by_group(
+        product, (values, x_exponents), sizes, weight, tile, product.n, product.out_dtype
+    )
+
+
+def contract(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``[M, C]`` by ``[N, C]`` to float32 ``[M, N]``, with float32 accumulation."""
+    return lax.dot_general(
+        a,
+        b,
+        (((1,), (1,)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def by_group(
+    product: Product,
+    rows: Arrays,
+    sizes: jax.Array,
+    weight: Arrays,
+    tile: Callable[[Arrays, Arrays], jax.Array],
+    width: int,
+    dtype: jax.typing.DTypeLike,
+) -> jax.Array:
+    """Runs ``tile`` over tiles of rows, each with its own group's weight.
+
+    A loop over as many tiles as the sizes make, known only on the device: groups without rows
+    cost nothing, and no more than one group's weight is ever dequantised.
+
+    Args:
+      product: a grouped or masked product.
+      rows: arrays with x's rows in front, ``[M, ...]`` or ``[E, Mmax, ...]``.
+      sizes: int32 ``[E]``.
+      weight: arrays with E in front.
+      tile: ``(rows [T, ...], weight of one group) -> [T, width]``.
+      width: columns of the result.
+      dtype: dtype of the result.
+
+    Returns:
+      ``[M, width]`` or ``[E, Mmax, width]``, zero where no group has a row.
+    """
+    masked = product.kind == "masked"
+    if masked:
+        rows = tuple(a.reshape(-1, *a.shape[2:]) for a in rows)
+        starts = jnp.arange(product.groups, dtype=jnp.int32) * product.m
+        counts = jnp.clip(sizes, 0, product.m)
+    else:
+        # Saturating sums: sizes that promise more rows than there are cannot overflow int32.
+        sizes = jnp.clip(sizes, 0, product.m)
+        ends = lax.associative_scan(lambda a, b: jnp.minimum(a + b, product.m), sizes)
+        starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+        counts = ends - starts
+    total = rows[0].shape[0]
+    height = _tile_height(total, product.groups)
+    tiles_before = jnp.cumsum(-(-counts // height))
+    # A last tile may reach past the rows: give it room instead of letting its start be clamped.
+    rows = tuple(jnp.pad(a, [(0, height)] + [(0, 0)] * (a.ndim - 1)) for a in rows)
+
+    def step(index: jax.Array, y: jax.Array) -> jax.Array:
+        group = jnp.searchsorted(tiles_before, index, side="right").astype(jnp.int32)
+        first = jnp.where(group > 0, tiles_before[jnp.maximum(group - 1, 0)], 0)
+        offset = (index - first) * height
+        start = starts[group] + offset
+        some_rows = tuple(lax.dynamic_slice_in_dim(a, start, height) for a in rows)
+        some = tile(some_rows, tuple(lax.dynamic_index_in_dim(a, group, 0, False) for a in weight))
+        inside = jnp.arange(height)[:, None] < counts[group] - offset
+        before = lax.dynamic_slice_in_dim(y, start, height)
+        return lax.dynamic_update_slice_in_dim(y, jnp.where(inside, some, before), start, 0)
+
+    y = jnp.zeros((total + height, width), dtype)
+    y = lax.fori_loop(0, tiles_before[-1], step, y)[:total]
+    return y.reshape(product.groups, product.m, width) if masked else y
+
+
+def _tile_height(rows: int, groups: int) -> int:
+    """Rows of one tile: about what a group has, so that most weights are dequantised once."""
+    share = -(-rows // max(groups, 1))
+    return min(512, max(16, 1 << (share - 1).bit_length()), max(rows, 1))
+
+
+def _dequantize_x(
+    product: Product, codes: jax.Array, scales: jax.Array, operand: jax.typing.DTypeLike
+) -> Arrays:
+    """Values ``[..., k_padded]`` relative to an exponent a row, and the exponents ``[...]``."""
+    relative, exponents = _relative(scales)
+    width = activations.block_width(product.block, product.k)
+    relative = jnp.repeat(relative, width, axis=-1)[..., : product.k]
+    values = (formats.decode_e4m3(codes) * relative).astype(operand)
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, product.k_padded - product.k)]
+    return jnp.pad(values, padding), exponents
+
+
+def _dequantize_w(codes: jax.Array, scales: jax.Array, operand: jax.typing.DTypeLike) -> Arrays:
+    """Values ``[N, k_padded]`` relative to an exponent a row, and the exponents ``[N]``."""
+    relative, exponents = _relative(scales)
+    values = formats.decode_e2m1(formats.unpack_nibbles(codes))
+    relative = jnp.repeat(relative, formats.WEIGHT_BLOCK, axis=-1)
+    return (values * relative).astype(operand), exponents
+
+
+def _relative(scales: jax.Array) -> Arrays:
+    """UE8M0 ``[..., B]`` as float32 factors times 2**exponent, one int32 exponent a row."""
+    byte = scales.astype(jnp.int32)
+    is_nan = byte == formats.SCALE_NAN
+    exponent = jnp.max(jnp.where(is_nan, 0, byte), axis=-1, keepdims=True) - _HEADROOM
+    factors = jnp.where(is_nan, jnp.nan, formats.power_of_two(byte - exponent))
+    return factors, exponent[..., 0] - formats.SCALE_ONE
+
+
+def _scale(sums: jax.Array, exponents: jax.Array) -> jax.Array:
+    """``sums * 2**exponents`` in two halves, since the whole may exceed float32's exponents."""
+    half = exponents >> 1
+    return sums * formats.power_of_two(half) * formats.power_of_two(exponents - half)

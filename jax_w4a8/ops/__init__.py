@@ -1,0 +1,15 @@
+"""The products, dense and grouped: checks, gradient, batching and lowering."""
+
+from jax_w4a8.ops.dot import dot
+from jax_w4a8.ops.grouped_dot import grouped_dot, masked_grouped_dot
+from jax_w4a8.ops.layout import prepack, unpack
+from jax_w4a8.ops.quantize_activation import quantize_activation
+
+__all__ = [
+    "dot",
+    "grouped_dot",
+    "masked_grouped_dot",
+    "prepack",
+    "quantize_activation",
+    "unpack",
+]

@@ -1,0 +1,69 @@
+"""A product with its gradient: exact with respect to x, none for the frozen weight."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_w4a8 import formats
+from jax_w4a8.backends import registry
+from jax_w4a8.backends.xla import by_group, contract
+from jax_w4a8.ops.primitives import Operands, bind_product
+from jax_w4a8.ops.varying import vary_like
+from jax_w4a8.product import Product
+
+
+def differentiable_product(product: Product, operands: Operands, backend: str) -> jax.Array:
+    """``product`` of float activations; ``dx = g @ dequantize(w)^T``, the activation quantiser
+    taken as the identity (straight-through)."""
+    (x,) = operands.x
+    x = vary_like(x, operands.flat()[1:])
+    return _apply(product, backend, x, operands.sizes, operands.weight)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _apply(product: Product, backend: str, x: jax.Array, sizes: Any, weight: Any) -> jax.Array:
+    return bind_product(product, Operands((x,), sizes, weight), backend)
+
+
+def _forward(product: Product, backend: str, x: jax.Array, sizes: Any, weight: Any) -> Any:
+    return _apply(product, backend, x, sizes, weight), (sizes, weight)
+
+
+def _backward(product: Product, backend: str, residuals: Any, g: jax.Array) -> Any:
+    sizes, weight = residuals
+    if product.layout != "plain":
+        weight = registry.owner(product.layout).unpack(weight, product.n, product.k)
+    dx = lax.platform_dependent(
+        g,
+        sizes,
+        weight,
+        cpu=functools.partial(_cotangent, product, jnp.float32),
+        default=functools.partial(_cotangent, product, _operand_dtype(g)),
+    )
+    return dx, None, None
+
+
+_apply.defvjp(_forward, _backward)
+
+
+def _operand_dtype(g: jax.Array) -> Any:
+    """FP4 weights are exact in bfloat16; float32 and float16 cotangents are not."""
+    return g.dtype if g.dtype == jnp.bfloat16 else jnp.float32
+
+
+def _cotangent(product: Product, operand: Any, g: jax.Array, sizes: Any, weight: Any) -> jax.Array:
+    def tile(rows: tuple[jax.Array, ...], weight: tuple[jax.Array, ...]) -> jax.Array:
+        values = formats.decode_e2m1(formats.unpack_nibbles(weight[0]))
+        scales = jnp.repeat(weight[1], formats.WEIGHT_BLOCK, axis=-1)
+        values = (values * formats.decode_ue8m0(scales))[:, : product.k]
+        return contract(rows[0], values.astype(operand).T).astype(product.x_dtype)
+
+    g = g.astype(operand)
+    if product.kind == "dense":
+        return tile((g,), weight)
+    return by_group(product, (g,), sizes, weight, tile, product.k, product.x_dtype)
