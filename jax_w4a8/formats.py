@@ -114,6 +114,23 @@ def unpack_nibbles(packed: jax.Array) -> jax.Array:
     return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
+def decode_packed(
+    packed: jax.Array, factors: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32
+) -> jax.Array:
+    """Packed E2M1 ``[..., K / 2]`` times a float32 factor a block ``[..., K / 32]``, in ``dtype``.
+
+    The two nibbles of a byte are decoded apart and interleaved as finished numbers, which XLA's
+    CPU compiler turns into about a third of the work of interleaving the codes.
+    """
+
+    def half(codes: jax.Array) -> jax.Array:
+        blocks = codes.reshape(*factors.shape, WEIGHT_BLOCK // 2)
+        return (decode_e2m1(blocks) * factors[..., None]).astype(dtype)
+
+    pairs = jnp.stack([half(packed & 15), half(packed >> 4)], axis=-1)
+    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
 def decode_ue8m0(scales: jax.Array) -> jax.Array:
     """float32 values of UE8M0 bytes: 2**(byte - 127), NaN for 255.
 

@@ -95,9 +95,8 @@ class QuantizedWeight:
                 f"dequantize: expected a weight in the plain layout, got {self!r}; "
                 "call jax_w4a8.unpack(w).dequantize()"
             )
-        values = formats.decode_e2m1(formats.unpack_nibbles(self.codes))
-        values *= formats.decode_ue8m0(jnp.repeat(self.scales, WEIGHT_BLOCK, axis=-1))
-        return jnp.swapaxes(values, -1, -2)[..., : self.k, :].astype(dtype)
+        values = formats.decode_packed(self.codes, formats.decode_ue8m0(self.scales), dtype)
+        return jnp.swapaxes(values, -1, -2)[..., : self.k, :]
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], tuple[int, int, str]]:
         key = jax.tree_util.GetAttrKey

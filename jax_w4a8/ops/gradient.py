@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_w4a8 import formats
 from jax_w4a8.backends import registry
@@ -38,32 +37,19 @@ def _backward(product: Product, backend: str, residuals: Any, g: jax.Array) -> A
     sizes, weight = residuals
     if product.layout != "plain":
         weight = registry.owner(product.layout).unpack(weight, product.n, product.k)
-    dx = lax.platform_dependent(
-        g,
-        sizes,
-        weight,
-        cpu=functools.partial(_cotangent, product, jnp.float32),
-        default=functools.partial(_cotangent, product, _operand_dtype(g)),
-    )
-    return dx, None, None
+    return _cotangent(product, g, sizes, weight), None, None
 
 
 _apply.defvjp(_forward, _backward)
 
 
-def _operand_dtype(g: jax.Array) -> Any:
-    """FP4 weights are exact in bfloat16; float32 and float16 cotangents are not."""
-    return g.dtype if g.dtype == jnp.bfloat16 else jnp.float32
-
-
-def _cotangent(product: Product, operand: Any, g: jax.Array, sizes: Any, weight: Any) -> jax.Array:
+def _cotangent(product: Product, g: jax.Array, sizes: Any, weight: Any) -> jax.Array:
     def tile(rows: tuple[jax.Array, ...], weight: tuple[jax.Array, ...]) -> jax.Array:
-        values = formats.decode_e2m1(formats.unpack_nibbles(weight[0]))
-        scales = jnp.repeat(weight[1], formats.WEIGHT_BLOCK, axis=-1)
-        values = (values * formats.decode_ue8m0(scales))[:, : product.k]
-        return contract(rows[0], values.astype(operand).T).astype(product.x_dtype)
+        values = formats.decode_packed(weight[0], formats.decode_ue8m0(weight[1]), g.dtype)
+        return contract(rows[0], values[:, : product.k].T).astype(product.x_dtype)
 
-    g = g.astype(operand)
+    # FP4 weights are exact in bfloat16, and so are its own cotangents; others stay float32.
+    g = g if g.dtype == jnp.bfloat16 else g.astype(jnp.float32)
     if product.kind == "dense":
         return tile((g,), weight)
     return by_group(product, (g,), sizes, weight, tile, product.k, product.x_dtype)
