@@ -18,7 +18,8 @@ def package(name: str) -> pathlib.Path | None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036: the interpreter is whatever the user has
+    # Checked here too, since nothing else chose this interpreter.
+    if sys.version_info < (3, 11):  # noqa: UP036
         sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
     missing = [name for name in REQUIRED if package(name) is None]
     if missing:
