@@ -109,7 +109,12 @@ class QuantizedWeight:
 
     @classmethod
     def tree_unflatten(cls, static: tuple[int, int, str], children: Any) -> QuantizedWeight:
-        return _fill(object.__new__(cls), *children, *static)
+        # A shard of a plain weight, as shard_map hands it out, has the K and N of its arrays.
+        k, n, layout = static
+        codes = children[0]
+        if layout == "plain" and len(getattr(codes, "shape", ())) >= LAYOUT_RANK:
+            k, n = min(k, 2 * codes.shape[-1]), codes.shape[-2]
+        return _fill(object.__new__(cls), *children, k, n, layout)
 
     def __repr__(self) -> str:
         lead = "".join(f"{d}, " for d in getattr(self.scales, "shape", ())[:-LAYOUT_RANK])
@@ -241,8 +246,8 @@ def _fill(
     n: int,
     layout: str,
 ) -> QuantizedWeight:
-    fields = dict(codes=codes, scales=scales, extras=extras, k=k, n=n, layout=layout)
-    for name, value in fields.items():
+    values = (codes, scales, extras, k, n, layout)
+    for name, value in zip(QuantizedWeight.__annotations__, values, strict=True):
         object.__setattr__(weight, name, value)
     return weight
 

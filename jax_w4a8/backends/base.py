@@ -40,6 +40,10 @@ class Backend:
         """Why ``device`` (a ``jax.Device``) cannot run this backend's kernels, or None."""
         return None
 
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the compiled kernels that this process has, whether or not a device takes them."""
+        return ()
+
     def quantize(self, x: jax.Array, block: int) -> Arrays:
         """Quantises ``x`` ``[..., K]`` to codes ``[..., K]`` and scales ``[..., blocks]``."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -47,13 +47,13 @@ class use_backend:
         self._before = _chosen.get_global()
         _chosen.set_global(self._name)
 
-    def __enter__(self) -> use_backend:
+    def __enter__(self) -> Self:
         _chosen.set_global(self._before)
         self._scope = _chosen(self._name)
         self._scope.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._scope.__exit__(*error)
 
 
@@ -135,3 +135,13 @@ def devices_of(platform: str) -> tuple[Any, ...]:
         return tuple(jax.local_devices(backend=platform))
     except RuntimeError:
         return ()
+
+
+def platform_here() -> str:
+    """The lowering platform of this process's default device."""
+    return jax.local_devices()[0].platform.replace("gpu", _gpu_platform())
+
+
+@functools.cache
+def _gpu_platform() -> str:
+    return "cuda" if devices_of("cuda") else "rocm"

@@ -18,6 +18,7 @@ from jax import lax
 from jax_w4a8 import activations, formats
 from jax_w4a8.backends.base import Arrays, Backend
 from jax_w4a8.product import Product
+from jax_w4a8.varying import vary_like
 
 # Scales are taken relative to the largest of their row, moved up by this many binades: numbers
 # then fit float32 and bfloat16 whatever the scales, and a row may spread over 170 binades.
@@ -125,7 +126,7 @@ def by_group(
         before = lax.dynamic_slice_in_dim(y, start, height)
         return lax.dynamic_update_slice_in_dim(y, jnp.where(inside, some, before), start, 0)
 
-    y = jnp.zeros((total + height, width), dtype)
+    y = vary_like(jnp.zeros((total + height, width), dtype), (sizes, *rows, *weight))
     y = lax.fori_loop(0, tiles_before[-1], step, y)[:total]
     return y.reshape(product.groups, product.m, width) if masked else y
 

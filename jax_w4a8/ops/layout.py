@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_w4a8 import backends
 from jax_w4a8.backends import registry
-from jax_w4a8.backends.selection import reasons
+from jax_w4a8.backends.selection import platform_here, reasons
 from jax_w4a8.product import Product
 from jax_w4a8.weights import QuantizedWeight
 
@@ -75,8 +75,7 @@ def _best_layout(w: QuantizedWeight) -> str:
     bfloat16 = np.dtype(jax.numpy.bfloat16)
     product = Product(kind, 16, w.n, w.k, groups, 128, "plain", bfloat16, bfloat16)
     name = backends.current()
-    platform = jax.default_backend()
-    platform = "cuda" if platform == "gpu" else platform
+    platform = platform_here()
     if name == "auto":
         name = next(n for n, reason in reasons(product, platform).items() if reason is None)
     return backends.choose(name, product, platform).layouts[0]
