@@ -12,8 +12,8 @@ from jax_w4a8 import formats
 from jax_w4a8.backends import registry
 from jax_w4a8.backends.xla import by_group, contract
 from jax_w4a8.ops.primitives import Operands, bind_product
-from jax_w4a8.varying import vary_like
 from jax_w4a8.product import Product
+from jax_w4a8.varying import vary_like
 
 
 def differentiable_product(product: Product, operands: Operands, backend: str) -> jax.Array:

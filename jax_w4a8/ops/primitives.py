@@ -20,8 +20,8 @@ from jax.interpreters import batching, mlir
 
 from jax_w4a8 import backends
 from jax_w4a8.backends.base import Arrays
-from jax_w4a8.varying import result_aval
 from jax_w4a8.product import Product, blocks_along
+from jax_w4a8.varying import result_aval
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
