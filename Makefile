@@ -19,10 +19,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL_REQUIREMENTS = $(BIN)/python tools/requirements.py $(1) | $(PIP) install --quiet --requirement /dev/stdin
 
-# Each of these files says that something is in the environment. The first bears the interpreter's name, so that
+# Each file in this folder says that something is in the environment. The folder bears the interpreter's name, so that
 # another PYTHON makes the environment anew.
-STAMPS := $(VENV)/stamps
-CREATED := $(STAMPS)/created-by-$(subst /,_,$(PYTHON))
+STAMPS := $(VENV)/stamps-$(subst /,_,$(PYTHON))
+CREATED := $(STAMPS)/created
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt pyproject.toml
 EXTENSIONS := $(STAMPS)/$(if $(wildcard $(STAMPS)/cuda),cuda,host)
 
@@ -56,8 +56,8 @@ clean:
 	rm -rf $(VENV) build dist
 
 $(CREATED):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "'$(PYTHON)' does not run or is older than 3.11: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "== making $(VENV) with $$($(PYTHON) --version)"
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
