@@ -1,0 +1,119 @@
+// One CUTLASS block-scaled GEMM, E4M3 activations by E2M1 weights, for a tile and a result type.
+#pragma once
+
+#include <type_traits>
+
+#include "csrc/sm100/kernel.h"
+#include "cute/tensor.hpp"
+#include "cutlass/cutlass.h"
+#include "cutlass/detail/sm100_blockscaled_layout.hpp"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/gemm/device/gemm_universal_adapter.h"
+#include "cutlass/gemm/dispatch_policy.hpp"
+#include "cutlass/gemm/group_array_problem_shape.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/util/packed_stride.hpp"
+
+namespace jax_w4a8::sm100 {
+
+using Bf16 = cutlass::bfloat16_t;
+using F16 = cutlass::half_t;
+using F32 = float;
+
+template <class Element>
+constexpr Out out_of() {
+  if (std::is_same_v<Element, Bf16>) return Out::kBF16;
+  return std::is_same_v<Element, F16> ? Out::kF16 : Out::kF32;
+}
+
+// The CUTLASS types. The schedules are named because the automatic choice accepts FP4 pointers
+// that its own loads cannot take.
+template <class Element, int kMmaM, int kMmaN, bool kWeightsFirst, bool kGrouped>
+struct GemmTypes {
+  static constexpr int kSms = kMmaM / 128;
+
+  using Activation = cutlass::mx_float8_t<cutlass::float_e4m3_t>;
+  using Weight = cutlass::mx_float4_t<cutlass::float_e2m1_t>;
+  using A = std::conditional_t<kWeightsFirst, Weight, Activation>;
+  using B = std::conditional_t<kWeightsFirst, Activation, Weight>;
+  static constexpr int kActivationAlignment = 16, kWeightAlignment = 128;
+  static constexpr int kAlignmentA = kWeightsFirst ? kWeightAlignment : kActivationAlignment;
+  static constexpr int kAlignmentB = kWeightsFirst ? kActivationAlignment : kWeightAlignment;
+  static constexpr int kAlignmentD = 16 / sizeof(Element);
+
+  template <class Tag>
+  using Layout = std::conditional_t<kGrouped, Tag*, Tag>;
+  using LayoutA = Layout<cutlass::layout::RowMajor>;
+  using LayoutB = Layout<cutlass::layout::ColumnMajor>;
+  using LayoutD = Layout<
+      std::conditional_t<kWeightsFirst, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>>;
+
+  template <class OneSm, class TwoSms>
+  using Schedule = std::conditional_t<kSms == 1, OneSm, TwoSms>;
+  using MainloopSchedule =
+      std::conditional_t<kGrouped,
+                         Schedule<cutlass::gemm::KernelPtrArrayTmaWarpSpecialized1SmMxf8f6f4Sm100,
+                                  cutlass::gemm::KernelPtrArrayTmaWarpSpecialized2SmMxf8f6f4Sm100>,
+                         Schedule<cutlass::gemm::KernelTmaWarpSpecialized1SmMxf8f6f4Sm100,
+                                  cutlass::gemm::KernelTmaWarpSpecialized2SmMxf8f6f4Sm100>>;
+  using EpilogueSchedule = std::conditional_t<
+      kGrouped,
+      Schedule<cutlass::epilogue::PtrArrayTmaWarpSpecialized1Sm,
+               cutlass::epilogue::PtrArrayTmaWarpSpecialized2Sm>,
+      Schedule<cutlass::epilogue::TmaWarpSpecialized1Sm, cutlass::epilogue::TmaWarpSpecialized2Sm>>;
+
+  using TileShape = cute::Shape<cute::Int<kMmaM>, cute::Int<kMmaN>, cute::Int<kTileK>>;
+  using ClusterShape = cute::Shape<cute::Int<kSms>, cute::_1, cute::_1>;
+  using Arch = cutlass::arch::Sm100;
+  using OperatorClass = cutlass::arch::OpClassBlockScaledTensorOp;
+
+  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      Arch, OperatorClass, TileShape, ClusterShape, cutlass::epilogue::collective::EpilogueTileAuto,
+      float, float, void, LayoutD, kAlignmentD, Element, LayoutD, kAlignmentD,
+      EpilogueSchedule>::CollectiveOp;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      Arch, OperatorClass, A, LayoutA, kAlignmentA, B, LayoutB, kAlignmentB, float, TileShape,
+      ClusterShape,
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
+          sizeof(typename Epilogue::SharedStorage))>,
+      MainloopSchedule>::CollectiveOp;
+
+  using ProblemShape =
+      std::conditional_t<kGrouped, cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>,
+                         cute::Shape<int, int, int, int>>;
+  using GemmKernel = cutlass::gemm::kernel::GemmUniversal<ProblemShape, Mainloop, Epilogue, void>;
+  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
+  using ScaleConfig = typename Mainloop::Sm1xxBlkScaledConfig;
+
+  using ElementA = typename A::DataType;
+  using ElementB = typename B::DataType;
+  using Scale = typename A::ScaleFactorType;
+  static_assert(Mainloop::DispatchPolicy::Stages >= 3, "too few stages to hide the loads");
+
+  // The problem of a product of `m` rows in the MMA's terms.
+  CUTLASS_HOST_DEVICE static cute::Shape<int, int, int> problem(int m, int n, int k) {
+    return kWeightsFirst ? cute::make_shape(n, m, k) : cute::make_shape(m, n, k);
+  }
+};
+
+template <class Gemm>
+const char* launch(const typename Gemm::Arguments& arguments, const Launch& launch) {
+  if (Gemm::get_workspace_size(arguments) > launch.workspace_bytes) return "too small a workspace";
+  cutlass::Status status = Gemm::can_implement(arguments);
+  if (status != cutlass::Status::kSuccess) return cutlassGetStatusString(status);
+  Gemm gemm;
+  status = gemm.initialize(arguments, launch.workspace, launch.stream);
+  if (status != cutlass::Status::kSuccess) return cutlassGetStatusString(status);
+  status = gemm.run(launch.stream);
+  return status == cutlass::Status::kSuccess ? nullptr : cutlassGetStatusString(status);
+}
+
+inline cutlass::KernelHardwareInfo hardware(const Launch& launch) {
+  cutlass::KernelHardwareInfo info;
+  info.device_id = launch.device;
+  info.sm_count = launch.sm_count;
+  return info;
+}
+
+}  // namespace jax_w4a8::sm100
