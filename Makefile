@@ -33,7 +33,7 @@ demo: $(EXTENSIONS) $(STAMPS)/demo
 	$(BIN)/python examples/minilm/demo.py
 	@echo "demo: ok, with $$($(BIN)/python --version) in $(VENV)"
 
-test: $(EXTENSIONS) $(STAMPS)/test
+test: $(EXTENSIONS) $(STAMPS)/demo $(STAMPS)/test
 	@mkdir -p build
 	$(BIN)/python -m pytest $(PYTEST) | tee build/test.log
 	@echo "test: $$(tail -n 1 build/test.log), with $$($(BIN)/python --version) in $(VENV)"

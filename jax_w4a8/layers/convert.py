@@ -109,7 +109,7 @@ def _swap(slots: list[Slot], block: int | str, rule: ScaleRule) -> None:
         layer = W4A8Dense.from_dense(dict(_items(owner))[key], block=block, rule=rule)
     except (TypeError, ValueError) as error:
         raise type(error)(f"layer {name!r}: {error}") from error
-    for path, owner, key in slots:
+    for _, owner, key in slots:
         if isinstance(owner, tuple):
             raise TypeError(f"layer {name!r}: expected a mutable owner, got a tuple; use nnx.List")
         if isinstance(owner, (MutableSequence, MutableMapping)):
