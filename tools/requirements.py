@@ -14,7 +14,9 @@ def requirements(pyproject: dict, group: str) -> list[str]:
     """The requirements of one group, the project's own extras replaced by what they hold."""
     project = pyproject["project"]
     if group == "build":
-        return pyproject["build-system"]["requires"]
+        # Headers of the jaxlib that the environment has anyway serve as well as the pinned one's.
+        requires = pyproject["build-system"]["requires"]
+        return [line for line in requires if not line.startswith("jaxlib")]
     if group == "run":
         return project["dependencies"]
     own = re.compile(rf"{re.escape(project['name'])}\[(.+)\]")

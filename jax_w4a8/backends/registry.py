@@ -7,7 +7,7 @@ import importlib
 
 from jax_w4a8.backends.base import Backend
 
-NAMES = ("xla",)
+NAMES = ("host", "xla")
 
 
 @functools.cache

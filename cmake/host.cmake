@@ -1,0 +1,23 @@
+# The CPU kernels: one file, compiled once for each instruction set.
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  read_sources(HOST_ISAS HOST_ISAS)
+else()
+  set(HOST_ISAS generic)
+endif()
+read_sources(HOST_KERNELS "[HOST_KERNELS]")
+read_sources(HOST_COPTS HOST_COPTS)
+read_sources(HOST_SOURCES HOST_SOURCES)
+
+nanobind_add_module(_host STABLE_ABI NB_STATIC ${FFI_SOURCES} ${HOST_SOURCES})
+target_link_libraries(_host PRIVATE ffi)
+foreach(isa IN LISTS HOST_ISAS)
+  read_sources(flags "HOST_ISAS['${isa}']")
+  add_library(host_${isa} OBJECT ${HOST_KERNELS})
+  target_link_libraries(host_${isa} PRIVATE ffi)
+  target_compile_definitions(host_${isa} PRIVATE JAX_W4A8_ISA=${isa})
+  target_compile_options(host_${isa} PRIVATE -O3 -fvisibility=hidden ${HOST_COPTS} ${flags})
+  set_target_properties(host_${isa} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(_host PRIVATE host_${isa})
+endforeach()
+install(TARGETS _host LIBRARY DESTINATION jax_w4a8)

@@ -1,0 +1,27 @@
+"""The sources of the compiled code, for CMake and for Bazel: plain assignments that are Starlark and Python both."""
+
+# What the extension modules share: reading and checking the operands of a custom call.
+FFI_SOURCES = [
+    "csrc/ffi/operands.cc",
+]
+
+# The CPU kernels are one file, compiled once for each instruction set and chosen from at run time.
+HOST_ISAS = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"],
+    "generic": [],
+}
+
+# -ffp-contract: a multiplication and an addition become one operation where the instruction set has it.
+HOST_COPTS = ["-ffp-contract=fast"]
+
+HOST_KERNELS = "csrc/host/kernels.cc"
+
+HOST_SOURCES = [
+    "csrc/host/exact.cc",
+    "csrc/host/handlers.cc",
+    "csrc/host/isa.cc",
+    "csrc/host/module.cc",
+    "csrc/host/parallel.cc",
+    "csrc/host/segments.cc",
+]

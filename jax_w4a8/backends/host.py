@@ -1,0 +1,55 @@
+"""Native CPU kernels behind XLA FFI custom calls (``csrc/host``)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jax_w4a8.backends.base import Arrays, Backend
+from jax_w4a8.backends.extension import Extension, load
+from jax_w4a8.product import Product, blocks_along
+
+
+class HostBackend(Backend):
+    """C++ kernels that decode FP4 in registers; AVX-512, AVX2 or neither, chosen at run time."""
+
+    name = "host"
+    platforms = ("cpu",)
+
+    def missing(self) -> str | None:
+        return _extension().reason
+
+    def kernels(self) -> tuple[str, ...]:
+        module = _extension().module
+        if module is None:
+            return ()
+        return tuple(f"{target} ({module.instruction_set()})" for target in module.registrations())
+
+    def quantize(self, x: jax.Array, block: int) -> Arrays:
+        scales = (*x.shape[:-1], blocks_along(x.shape[-1], block))
+        call = jax.ffi.ffi_call(
+            "jax_w4a8_host_quantize_v1",
+            (
+                jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn),
+                jax.ShapeDtypeStruct(scales, jnp.uint8),
+            ),
+        )
+        codes, scales = call(x, block=block)
+        return codes, scales
+
+    def product(
+        self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays
+    ) -> jax.Array:
+        call = jax.ffi.ffi_call(
+            f"jax_w4a8_host_{product.kind}_v1",
+            jax.ShapeDtypeStruct(product.out_shape, product.out_dtype),
+        )
+        operands = (*x, *(() if sizes is None else (sizes,)), *weight)
+        return call(*operands, n=product.n, k=product.k, block=product.block)
+
+
+BACKEND = HostBackend()
+
+
+def _extension() -> Extension:
+    return load("_host", "cpu", "install jax_w4a8 with a C++ compiler at hand to build it")
