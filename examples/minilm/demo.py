@@ -25,16 +25,22 @@ SENTENCES = 150
 BATCH = 30
 
 
-def embed(name: str, encoder: Encoder, ids: np.ndarray, mask: np.ndarray, backend: str) -> Run:
-    """Embeddings of all sentences by one backend, with the time of each batch."""
-    graph, state = nnx.split(encoder)
+def lower(graph: Any, state: Any, ids: np.ndarray, mask: np.ndarray) -> tuple[Any, Any]:
+    """The encoder of ``nnx.split``, traced and lowered for one batch by the selected backend."""
 
     def forward(state: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return nnx.merge(graph, state)(ids, mask)
 
+    traced = jax.jit(forward).trace(state, ids, mask)
+    return traced, traced.lower()
+
+
+def embed(name: str, encoder: Encoder, ids: np.ndarray, mask: np.ndarray, backend: str) -> Run:
+    """Embeddings of all sentences by one backend, with the time of each batch."""
+    graph, state = nnx.split(encoder)
     with jax_w4a8.use_backend(backend):
-        traced = jax.jit(forward).trace(state, ids[:BATCH], mask[:BATCH])
-        compiled = traced.lower().compile()
+        traced, lowered = lower(graph, state, ids[:BATCH], mask[:BATCH])
+        compiled = lowered.compile()
     jax.block_until_ready(compiled(state, ids[:BATCH], mask[:BATCH]))
     embeddings, seconds = [], []
     for start in tqdm.trange(0, len(ids), BATCH, desc=f"{name:11}", unit="batch"):
