@@ -2,6 +2,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "csrc/sm100/kernel.h"
 #include "cute/tensor.hpp"
@@ -29,9 +30,11 @@ constexpr Out out_of() {
 
 // The CUTLASS types. The schedules are named because the automatic choice accepts FP4 pointers
 // that its own loads cannot take.
-template <class Element, int kMmaM, int kMmaN, bool kWeightsFirst, bool kGrouped>
+template <class Element, const Tile& kTile>
 struct GemmTypes {
-  static constexpr int kSms = kMmaM / 128;
+  static constexpr int kMmaM = kTile.mma_m, kMmaN = kTile.mma_n, kSms = kTile.sms();
+  static constexpr bool kWeightsFirst = kTile.order == Order::kWeightsFirst;
+  static constexpr bool kGrouped = kTile.grouped;
 
   using Activation = cutlass::mx_float8_t<cutlass::float_e4m3_t>;
   using Weight = cutlass::mx_float4_t<cutlass::float_e2m1_t>;
@@ -68,10 +71,13 @@ struct GemmTypes {
   using Arch = cutlass::arch::Sm100;
   using OperatorClass = cutlass::arch::OpClassBlockScaledTensorOp;
 
+  // What the automatic choice is for all tiles but those 256 columns wide. Those would get 128 x
+  // 128, which leaves the mainloop one stage when the result is float32, and which the next tile's
+  // MMAs wait for: two accumulators of 256 columns overlap by one epilogue tile.
+  using EpilogueTile = cute::Shape<cute::_128, cute::_32>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      Arch, OperatorClass, TileShape, ClusterShape, cutlass::epilogue::collective::EpilogueTileAuto,
-      float, float, void, LayoutD, kAlignmentD, Element, LayoutD, kAlignmentD,
-      EpilogueSchedule>::CollectiveOp;
+      Arch, OperatorClass, TileShape, ClusterShape, EpilogueTile, float, float, void, LayoutD,
+      kAlignmentD, Element, LayoutD, kAlignmentD, EpilogueSchedule>::CollectiveOp;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       Arch, OperatorClass, A, LayoutA, kAlignmentA, B, LayoutB, kAlignmentB, float, TileShape,
       ClusterShape,
@@ -97,15 +103,17 @@ struct GemmTypes {
   }
 };
 
-template <class Gemm>
-const char* launch(const typename Gemm::Arguments& arguments, const Launch& launch) {
-  if (Gemm::get_workspace_size(arguments) > launch.workspace_bytes) return "too small a workspace";
+// Launches the GEMM, after `prepare`, which launches what writes its problems; nothing if CUTLASS
+// refuses the arguments. nullptr, or what failed.
+template <class Gemm, class Prepare>
+const char* run_gemm(const typename Gemm::Arguments& arguments, void* workspace,
+                     cudaStream_t stream, Prepare prepare) {
   cutlass::Status status = Gemm::can_implement(arguments);
-  if (status != cutlass::Status::kSuccess) return cutlassGetStatusString(status);
   Gemm gemm;
-  status = gemm.initialize(arguments, launch.workspace, launch.stream);
+  if (status == cutlass::Status::kSuccess) status = gemm.initialize(arguments, workspace, stream);
   if (status != cutlass::Status::kSuccess) return cutlassGetStatusString(status);
-  status = gemm.run(launch.stream);
+  if (const cudaError_t error = prepare(); error != cudaSuccess) return cudaGetErrorString(error);
+  status = gemm.run(stream);
   return status == cutlass::Status::kSuccess ? nullptr : cutlassGetStatusString(status);
 }
 
@@ -114,6 +122,18 @@ inline cutlass::KernelHardwareInfo hardware(const Launch& launch) {
   info.device_id = launch.device;
   info.sm_count = launch.sm_count;
   return info;
+}
+
+// The description of a kernel: `Family` is Dense or Grouped.
+template <template <class, const Tile&> class Family, class Element, const Tile& kTile>
+constexpr Kernel describe() {
+  using Types = GemmTypes<Element, kTile>;
+  return {kTile,
+          out_of<Element>(),
+          Types::Mainloop::DispatchPolicy::Stages,
+          Types::GemmKernel::SharedStorageSize,
+          Family<Element, kTile>::workspace_bytes,
+          Family<Element, kTile>::run};
 }
 
 }  // namespace jax_w4a8::sm100

@@ -1,4 +1,4 @@
-// What the handlers know of a compiled kernel: plain C++, free of CUTLASS and of XLA.
+// What the handlers know of a compiled kernel: free of CUTLASS and of XLA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,28 +7,14 @@
 #include <cstdint>
 
 #include "csrc/sm100/layout.h"
+#include "csrc/sm100/tile.h"
 
 namespace jax_w4a8::sm100 {
 
 enum class Out { kBF16, kF16, kF32 };
-constexpr int kOuts = 3;
-
-// A shape of tile, of which there is one kernel for each result type. The tile is the part of y
-// that one MMA instruction covers, in the MMA's terms: its M is 128 for each SM that takes part.
-struct Tile {
-  const char* name;
-  int mma_m, mma_n;
-  int sms;             // SMs that share the tile (a cluster along the MMA's M)
-  bool weights_first;  // the weight is operand A, so the MMA's M runs along N of the product
-  bool grouped;
-
-  // Rows and columns of y in one tile.
-  constexpr int rows() const { return weights_first ? mma_n : mma_m; }
-  constexpr int columns() const { return weights_first ? mma_m : mma_n; }
-};
 
 // Everything that a launch needs. Pointers are device pointers; k and n are those of the packed
-// weight, multiples of 128 and 8.
+// weight, multiples of kTileK and kColumnMultiple.
 struct Launch {
   int m, n, k;
   const void* x;         // E4M3 [m, k]
@@ -38,18 +24,23 @@ struct Launch {
   void* y;               // [m, n]
   int group_count;       // 0: dense
   const Group* groups;   // [group_count]
-  void* workspace;
+  void* workspace;       // kWorkspaceAlignment bytes aligned
   size_t workspace_bytes;
   int device;
   int sm_count;
   cudaStream_t stream;
 };
 
+constexpr size_t kWorkspaceAlignment = 256;
+
+// A kernel for one tile and one type of result.
 struct Kernel {
   Tile tile;
   Out out;
+  int stages;
+  int shared_bytes;
   size_t (*workspace_bytes)(const Launch&);
-  // nullptr, or what failed. Nothing is launched when it fails.
+  // nullptr, or what failed. Nothing of the product is launched then.
   const char* (*run)(const Launch&);
 };
 

@@ -1,0 +1,7 @@
+#include "csrc/sm100/dense.cuh"
+
+namespace jax_w4a8::sm100 {
+
+const Kernel dense_swap_128x64_bf16 = describe<Dense, Bf16, kDenseSwap128x64>();
+
+}  // namespace jax_w4a8::sm100

@@ -1,0 +1,7 @@
+#include "csrc/sm100/grouped.cuh"
+
+namespace jax_w4a8::sm100 {
+
+const Kernel grouped_swap_128x64_f32 = describe<Grouped, F32, kGroupedSwap128x64>();
+
+}  // namespace jax_w4a8::sm100
