@@ -61,7 +61,7 @@ class W4A8Dense(nn.Module):
         Raises:
           ValueError: there is no packed kernel in the variables, or it does not fit.
         """
-        kernel = self._kernel(inputs.shape[-1])
+        kernel = packed_kernel(self, (inputs.shape[-1], self.features))
         bias = None
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
@@ -74,27 +74,37 @@ class W4A8Dense(nn.Module):
             param_dtype=check_dtype(self.param_dtype, "param_dtype"),
         )
 
-    def _kernel(self, k: int) -> QuantizedWeight:
-        where = "/".join(self.path) or "the model"
-        if not (self.has_variable(COLLECTION, "kernel") or self.is_mutable_collection(COLLECTION)):
-            raise ValueError(
-                f"variables: expected the packed kernel of {where} in the collection "
-                f"{COLLECTION!r}, got none; jax_w4a8.linen.quantize_params(params) makes it "
-                "from float parameters"
-            )
 
-        def init() -> QuantizedWeight:
-            shape = (k, self.features)
-            kernel = self.kernel_init(self.make_rng("params"), shape, self.param_dtype)
-            return quantize(nn.meta.unbox(kernel), rule=self.rule)
+def packed_kernel(module: Any, shape: tuple[int, ...]) -> QuantizedWeight:
+    """The packed ``kernel`` of ``module``, made from its initialiser while it is initialised.
 
-        kernel = self.variable(COLLECTION, "kernel", init).value
-        if not isinstance(kernel, QuantizedWeight) or kernel.shape != (k, self.features):
-            raise ValueError(
-                f"variables: expected a QuantizedWeight of shape {(k, self.features)} as the "
-                f"kernel of {where}, got {kernel!r}"
-            )
-        return kernel
+    Args:
+      module: a Linen module with ``kernel_init``, ``param_dtype`` and ``rule``.
+      shape: ``[K, N]``, or ``[E, K, N]`` for experts.
+
+    Raises:
+      ValueError: there is no packed kernel in the variables, or it does not fit.
+    """
+    where = "/".join(module.path) or "the model"
+    mutable = module.is_mutable_collection(COLLECTION)
+    if not (module.has_variable(COLLECTION, "kernel") or mutable):
+        raise ValueError(
+            f"variables: expected the packed kernel of {where} in the collection "
+            f"{COLLECTION!r}, got none; jax_w4a8.linen.quantize_params(params) makes it "
+            "from float parameters"
+        )
+
+    def init() -> QuantizedWeight:
+        kernel = module.kernel_init(module.make_rng("params"), shape, module.param_dtype)
+        return quantize(nn.meta.unbox(kernel), rule=module.rule)
+
+    kernel = module.variable(COLLECTION, "kernel", init).value
+    if not isinstance(kernel, QuantizedWeight) or kernel.shape != shape:
+        raise ValueError(
+            f"variables: expected a QuantizedWeight of shape {shape} as the "
+            f"kernel of {where}, got {kernel!r}"
+        )
+    return kernel
 
 
 def quantize_params(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -137,6 +138,9 @@ def route(
     x: jax.Array, router: Any, router_bias: Any, selection_bias: Any, config: MoEConfig
 ) -> tuple[jax.Array, jax.Array]:
     """float32 weights and int32 ids ``[..., top_k]`` of tokens ``x`` ``[..., D]``."""
+    features = router.shape[0]
+    if x.ndim < 1 or x.shape[-1] != features:
+        raise ValueError(f"x: expected shape [..., {features}], got {x.shape}")
     logits = lax.dot_general(
         x.astype(jnp.float32),
         jnp.asarray(router, jnp.float32),
@@ -153,6 +157,37 @@ def route(
         renormalize=config.renormalize,
         scale=config.route_scale,
     )
+
+
+def mixture(
+    x: Any,
+    weights: jax.Array,
+    ids: jax.Array,
+    experts: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    shared: Callable[[jax.Array], jax.Array] | None,
+    config: MoEConfig,
+) -> jax.Array:
+    """The whole layer after routing: experts, the shared expert, dtypes and leading dimensions.
+
+    Args:
+      x: ``[..., D]``.
+      weights, ids: ``[..., top_k]``.
+      experts: maps tokens ``[T, D]``, weights and ids ``[T, top_k]`` to float32 ``[T, N]``.
+      shared: what every token passes, or None.
+      config: what to compute.
+
+    Returns:
+      ``[..., N]``.
+    """
+    dtype = x.dtype if config.dtype is None else config.dtype
+    tokens = math.prod(x.shape[:-1])
+    flat = x.reshape(tokens, x.shape[-1]).astype(dtype)
+    shape = (tokens, config.top_k)
+    y = experts(flat, weights.reshape(shape), ids.reshape(shape))
+    y = y.reshape(*x.shape[:-1], y.shape[-1])
+    if shared is not None:
+        y = y + shared(x).astype(jnp.float32)
+    return y.astype(dtype)
 
 
 def run_experts(

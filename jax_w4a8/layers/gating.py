@@ -1,7 +1,7 @@
 """Gated activations of feed-forward layers: halves of one product combined, in float32.
 
-Gate and up projections come as one array ``[..., 2 * I]``: side by side (all gates, then all ups) or
-interleaved (gate, up, gate, up, ..., as gpt-oss stores them).
+Gate and up projections come as one array ``[..., 2 * I]``: side by side (all gates, then all ups)
+or interleaved (gate, up, gate, up, ..., as gpt-oss stores them).
 
 Each function has a ``quantized_`` twin for the product that follows. It quantises the float32
 result, without rounding it to the dtype of ``h`` first, so it has the very codes and scales of
@@ -54,7 +54,7 @@ def clamped_swiglu(
 ) -> jax.Array:
     """gpt-oss's SwiGLU: ``gate * sigmoid(alpha * gate) * (up + 1)``, both clamped before.
 
-    ``gate`` is clamped from above, to at most ``limit``; ``up`` to ``[-limit, limit]``. A NaN stays.
+    ``gate`` is clamped to at most ``limit``, ``up`` to ``[-limit, limit]``; a NaN stays a NaN.
 
     Args:
       h: floats ``[..., 2 * I]``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,15 @@ from flax import nnx
 from jax import lax
 
 from jax_w4a8.layers.dense import PackedWeight
-from jax_w4a8.layers.experts import Experts, Form, MoEConfig, check_experts, route, run_experts
+from jax_w4a8.layers.experts import (
+    Experts,
+    Form,
+    MoEConfig,
+    check_experts,
+    mixture,
+    route,
+    run_experts,
+)
 from jax_w4a8.weights import QuantizedWeight, ScaleRule, quantize
 
 
@@ -75,18 +82,8 @@ class _MoE(nnx.Module):
           ``[..., N]``.
         """
         x = jnp.asarray(x)
-        features = self.router.shape[0]
-        if x.ndim < 1 or x.shape[-1] != features:
-            raise ValueError(f"x: expected shape [..., {features}], got {x.shape}")
         weights, ids = self.route(x)
-        dtype = x.dtype if self.config.dtype is None else self.config.dtype
-        tokens, k = math.prod(x.shape[:-1]), self.config.top_k
-        flat = x.reshape(tokens, features).astype(dtype)
-        y = experts(flat, weights.reshape(tokens, k), ids.reshape(tokens, k))
-        y = y.reshape(*x.shape[:-1], y.shape[-1])
-        if self.shared is not None:
-            y = y + self.shared(x).astype(jnp.float32)
-        return y.astype(dtype)
+        return mixture(x, weights, ids, experts, self.shared, self.config)
 
     def _experts(self, x: jax.Array, weights: jax.Array, ids: jax.Array) -> jax.Array:
         raise NotImplementedError
@@ -111,7 +108,8 @@ class W4A8MoE(_MoE):
     Attributes:
       router: ``nnx.Param`` ``[D, E]``.
       gate_up, down: ``PackedWeight`` with ``[E, D, 2 * I]`` and ``[E, I, N]``.
-      router_bias, gate_up_bias, down_bias: ``nnx.Param`` ``[E]``, ``[E, 2 * I]``, ``[E, N]``, or None.
+      router_bias, gate_up_bias, down_bias: ``nnx.Param`` ``[E]``, ``[E, 2 * I]`` and ``[E, N]``, or
+        None.
       selection_bias: ``SelectionBias`` ``[E]``, or None.
       shared: a module ``[..., D] -> [..., N]`` that every token passes, or None.
       config: ``MoEConfig``.
@@ -174,7 +172,9 @@ class W4A8MoE(_MoE):
                 f"layer: expected jax_w4a8.layers.moe.MoE, got {type(layer).__name__}; "
                 "W4A8MoE.from_arrays takes the arrays of any other layer"
             )
-        changes = {k: v for k, v in (("block", block), ("form", form)) if v is not None}
+        changes: dict[str, Any] = {
+            k: v for k, v in (("block", block), ("form", form)) if v is not None
+        }
         config = dataclasses.replace(layer.config, **changes)
         arrays = (layer.router[...], layer.gate_up[...], layer.down[...])
         return cls.from_arrays(*arrays, config, rule=rule, **layer._others())
