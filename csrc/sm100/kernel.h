@@ -8,6 +8,7 @@
 
 #include "csrc/sm100/layout.h"
 #include "csrc/sm100/tile.h"
+#include "csrc/sm100/workspace.h"
 
 namespace jax_w4a8::sm100 {
 
@@ -30,8 +31,6 @@ struct Launch {
   int sm_count;
   cudaStream_t stream;
 };
-
-constexpr size_t kWorkspaceAlignment = 256;
 
 // A kernel for one tile and one type of result.
 struct Kernel {

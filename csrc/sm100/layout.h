@@ -15,6 +15,7 @@ constexpr int kScaleBlock = 32;      // elements along K that share a scale in t
 constexpr int kTileK = 128;          // K of every kernel's tile; K is padded to a multiple
 constexpr int kScaleTileRows = 128;  // rows of one tile of scales
 constexpr int kScaleTileBytes = kScaleTileRows * kTileK / kScaleBlock;
+constexpr int kScaleOne = 127;      // the UE8M0 byte of 1
 constexpr int kColumnMultiple = 8;  // N is padded to it: rows of y start on 16 bytes
 
 template <class Integer>

@@ -1,0 +1,35 @@
+#include "csrc/cuda/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+namespace jax_w4a8::cuda {
+namespace {
+
+int attribute(int ordinal, cudaDeviceAttr name) {
+  int value = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&value, name, ordinal);
+  if (error == cudaSuccess) return value;
+  throw std::runtime_error("jax_w4a8: cannot read the attributes of CUDA device " +
+                           std::to_string(ordinal) + ": " + cudaGetErrorString(error));
+}
+
+}  // namespace
+
+const Device& device(int ordinal) {
+  static std::mutex mutex;
+  static auto* const devices = new std::map<int, Device>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = devices->find(ordinal);
+  if (found != devices->end()) return found->second;
+  const Device read = {ordinal, attribute(ordinal, cudaDevAttrComputeCapabilityMajor),
+                       attribute(ordinal, cudaDevAttrComputeCapabilityMinor),
+                       attribute(ordinal, cudaDevAttrMultiProcessorCount)};
+  return devices->emplace(ordinal, read).first->second;
+}
+
+}  // namespace jax_w4a8::cuda
