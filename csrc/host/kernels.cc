@@ -35,6 +35,7 @@ constexpr int32_t kTop = 40, kXSpread = 120, kWeightSpread = 70;
 // Rows of x and of the weight that share what is loaded of the other.
 constexpr int kXRows = kLanes == 16 ? 6 : 2;
 constexpr int kWeightRows = 2;
+constexpr int64_t kRowsAhead = 8;
 
 int64_t chunks_of(int64_t k) { return (k + kChunk - 1) / kChunk; }
 
@@ -184,10 +185,9 @@ Range range_of_nonzero(const uint8_t* scales, const uint8_t* codes, int64_t bloc
   return range;
 }
 
-// 2^(scale + offset - 127) of each lane, of the scales of one chunk's blocks.
-inline Floats lane_factors(const uint8_t* scales, int32_t offset) {
-  uint32_t packed = 0;
-  for (int part = 0; part < kBlocksOfChunk; ++part) packed |= (uint32_t)scales[part] << (8 * part);
+// 2^(scale + offset - 127) of each lane; `packed` has the scales of one chunk's blocks, a byte
+// each.
+inline Floats lane_factors(uint32_t packed, int32_t offset) {
   const Ints scale = (Ints)((packed >> kShiftOfLane) & 255);
   // Blocks of zeros may lie outside the range; what multiplies them need only be finite.
   Ints field = scale + offset;
@@ -202,13 +202,19 @@ int32_t scale_factors(const uint8_t* scales, const uint8_t* codes, int64_t block
   Range range = range_of(scales, blocks);
   if (range.highest - range.lowest > kWeightSpread) range = range_of_nonzero(scales, codes, blocks);
   if (range.highest - range.lowest > kWeightSpread) return kWideRow;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    uint8_t some[4];
-    for (int64_t part = 0; part < kBlocksOfChunk; ++part) {
-      const int64_t block = chunk * kBlocksOfChunk + part;
-      some[part] = block < blocks ? scales[block] : 0;
+  const int32_t offset = kTop + 127 - range.highest;
+  const int64_t whole = blocks / kBlocksOfChunk;
+  for (int64_t chunk = 0; chunk < whole; ++chunk) {
+    uint32_t packed = 0;
+    __builtin_memcpy(&packed, scales + chunk * kBlocksOfChunk, kBlocksOfChunk);
+    store(factors + chunk * kLanes, lane_factors(packed, offset));
+  }
+  if (whole < chunks) {
+    uint32_t packed = 0;
+    for (int64_t block = whole * kBlocksOfChunk; block < blocks; ++block) {
+      packed |= (uint32_t)scales[block] << (8 * (block % kBlocksOfChunk));
     }
-    store(factors + chunk * kLanes, lane_factors(some, kTop + 127 - range.highest));
+    store(factors + whole * kLanes, lane_factors(packed, offset));
   }
   return range.highest - 127 - kTop;
 }
@@ -217,10 +223,13 @@ int32_t scale_factors(const uint8_t* scales, const uint8_t* codes, int64_t block
 template <int X, int W>
 void dots(const float* x, int64_t stride, const WeightRow* weight, int64_t whole, int64_t chunks,
           float (*sums)[W]) {
+  // Rows are read once and in order; short ones end before the hardware has learnt to read ahead.
+  const int64_t ahead = kRowsAhead * (weight[W - 1].codes - weight[0].codes);
   Floats totals[X][W] = {};
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     Bits packed[W];
     for (int w = 0; w < W; ++w) {
+      __builtin_prefetch(weight[w].codes + chunk * kChunkBytes + ahead);
       packed[w] =
           load<Bits>(chunk < whole ? weight[w].codes + chunk * kChunkBytes : weight[w].tail);
     }
