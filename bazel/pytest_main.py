@@ -17,7 +17,7 @@ sys.meta_path = [
     finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"
 ]
 
-import pytest
+import pytest  # noqa: E402
 
 
 def main() -> int:

@@ -64,7 +64,7 @@ def decode_e4m3(codes: jax.Array) -> jax.Array:
 
 
 def encode_e4m3(x: jax.Array) -> jax.Array:
-    """``float8_e4m3fn`` codes of ``x``: round to nearest even, saturating at +-448; NaN stays NaN."""
+    """``float8_e4m3fn`` codes of ``x``: to nearest even, saturating at +-448; NaN stays NaN."""
     bits = float_bits(x)
     magnitude = bits & _ABS
     # 16384 has an ulp of 2**-9, E4M3's smallest step: the sum rounds subnormals to nearest even.

@@ -111,10 +111,10 @@ class QuantizedWeight:
     def tree_unflatten(cls, static: tuple[int, int, str], children: Any) -> QuantizedWeight:
         # A shard of a plain weight, as shard_map hands it out, has the K and N of its arrays.
         k, n, layout = static
-        codes = children[0]
+        codes, scales, extras = children
         if layout == "plain" and len(getattr(codes, "shape", ())) >= LAYOUT_RANK:
             k, n = min(k, 2 * codes.shape[-1]), codes.shape[-2]
-        return _fill(object.__new__(cls), *children, k, n, layout)
+        return _fill(object.__new__(cls), codes, scales, extras, k, n, layout)
 
     def __repr__(self) -> str:
         lead = "".join(f"{d}, " for d in getattr(self.scales, "shape", ())[:-LAYOUT_RANK])
@@ -151,7 +151,7 @@ def quantize(kernel: Any, *, rule: ScaleRule = "mse") -> QuantizedWeight:
     at 6. K is padded with zeros to a multiple of 32.
 
     Args:
-      kernel: float32, bfloat16 or float16 ``[..., K, N]``: ``[K, N]``, or ``[E, K, N]`` for experts.
+      kernel: float32, bfloat16 or float16 ``[..., K, N]``: ``[K, N]``, or ``[E, K, N]``.
       rule: how a block's scale follows from its largest magnitude ``amax``:
         ``"ceil"`` 2**ceil(log2(amax / 6)), which never clips;
         ``"floor"`` 2**(floor(log2(amax)) - 2), the OCP MX specification's (v1.0, section 6.3);
@@ -280,8 +280,8 @@ def _check_plain(codes: tuple[int, ...], scales: tuple[int, ...], k: int) -> Non
     padded = round_up(k, WEIGHT_BLOCK)
     if codes[-1] != padded // 2:
         raise ValueError(
-            f"codes: expected {padded // 2} bytes a row for K = {k} (padded to {padded}), got shape "
-            f"{codes}; pad the codes with zeros to whole blocks of 32"
+            f"codes: expected {padded // 2} bytes a row for K = {k} (padded to {padded}), got "
+            f"shape {codes}; pad the codes with zeros to whole blocks of 32"
         )
     expected = (*codes[:-1], padded // WEIGHT_BLOCK)
     if scales != expected:

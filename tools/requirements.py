@@ -38,8 +38,8 @@ def main(groups: list[str]) -> None:
     known = {"build", "run", *pyproject["project"]["optional-dependencies"]}
     if unknown := set(groups) - known:
         sys.exit(f"unknown group {sorted(unknown)}: pyproject.toml has {sorted(known)}")
-    for requirement in sorted({line for group in groups for line in requirements(pyproject, group)}):
-        print(requirement)
+    lines = {line for group in groups for line in requirements(pyproject, group)}
+    print("\n".join(sorted(lines)))
 
 
 if __name__ == "__main__":

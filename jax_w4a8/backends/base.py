@@ -41,7 +41,7 @@ class Backend:
         return None
 
     def kernels(self) -> tuple[str, ...]:
-        """Names of the compiled kernels that this process has, whether or not a device takes them."""
+        """Names of the compiled kernels of this process, whether or not a device takes them."""
         return ()
 
     def quantize(self, x: jax.Array, block: int) -> Arrays:
@@ -51,7 +51,7 @@ class Backend:
     def product(
         self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays
     ) -> jax.Array:
-        """Computes ``product``; ``x`` is ``(x,)`` or ``(codes, scales)``; ``sizes`` None if dense."""
+        """Computes ``product``; ``x`` is ``(x,)`` or ``(codes, scales)``; dense has no ``sizes``."""
         raise NotImplementedError
 
     def pack(self, codes: jax.Array, scales: jax.Array, n: int, k: int) -> Arrays:

@@ -26,12 +26,12 @@ class HostBackend(Backend):
         return tuple(f"{target} ({module.instruction_set()})" for target in module.registrations())
 
     def quantize(self, x: jax.Array, block: int) -> Arrays:
-        scales = (*x.shape[:-1], blocks_along(x.shape[-1], block))
+        blocks = (*x.shape[:-1], blocks_along(x.shape[-1], block))
         call = jax.ffi.ffi_call(
             "jax_w4a8_host_quantize_v1",
             (
                 jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn),
-                jax.ShapeDtypeStruct(scales, jnp.uint8),
+                jax.ShapeDtypeStruct(blocks, jnp.uint8),
             ),
         )
         codes, scales = call(x, block=block)

@@ -42,7 +42,8 @@ class XlaBackend(Backend):
             return _multiply(product, values, x_exponents, weight)
 
         def tile(rows: Arrays, weight: Arrays) -> jax.Array:
-            return _multiply(product, *rows, weight)
+            values, exponents = rows
+            return _multiply(product, values, exponents, weight)
 
         assert sizes is not None
         rows = (values, x_exponents)
@@ -56,7 +57,8 @@ def _multiply(
     product: Product, values: jax.Array, x_exponents: jax.Array, weight: Arrays
 ) -> jax.Array:
     """Rows ``[M, k_padded]`` with their exponents ``[M]`` by one weight: ``[M, N]``."""
-    w_values, w_exponents = _dequantize_w(*weight)
+    codes, scales = weight
+    w_values, w_exponents = _dequantize_w(codes, scales)
     exponents = x_exponents[:, None] + w_exponents
     return _scale(contract(values, w_values), exponents).astype(product.out_dtype)
 

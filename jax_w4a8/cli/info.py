@@ -13,9 +13,9 @@ import numpy as np
 import jax_w4a8
 from jax_w4a8 import backends
 from jax_w4a8.backends.selection import VARIABLE, platform_here, reasons
-from jax_w4a8.product import Product
+from jax_w4a8.product import Kind, Product
 
-KINDS = ("dense", "grouped", "masked")
+KINDS: tuple[Kind, ...] = ("dense", "grouped", "masked")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def example(kind: str) -> Product:
+def example(kind: Kind) -> Product:
     """A product that every backend's kernels are made for."""
     bfloat16 = np.dtype(jax.numpy.bfloat16)
     groups = 1 if kind == "dense" else 8

@@ -36,7 +36,9 @@ def _forward(product: Product, backend: str, x: jax.Array, sizes: Any, weight: A
 def _backward(product: Product, backend: str, residuals: Any, g: jax.Array) -> Any:
     sizes, weight = residuals
     if product.layout != "plain":
-        weight = registry.owner(product.layout).unpack(weight, product.n, product.k)
+        owner = registry.owner(product.layout)
+        assert owner is not None
+        weight = owner.unpack(weight, product.n, product.k)
     return _cotangent(product, g, sizes, weight), None, None
 
 

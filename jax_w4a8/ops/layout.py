@@ -11,7 +11,7 @@ import numpy as np
 from jax_w4a8 import backends
 from jax_w4a8.backends import registry
 from jax_w4a8.backends.selection import platform_here, reasons
-from jax_w4a8.product import Product
+from jax_w4a8.product import Kind, Product
 from jax_w4a8.weights import QuantizedWeight
 
 
@@ -71,7 +71,8 @@ def _check(w: Any) -> None:
 
 
 def _best_layout(w: QuantizedWeight) -> str:
-    kind, groups = ("grouped", w.lead[0]) if w.lead else ("dense", 1)
+    kind: Kind = "grouped" if w.lead else "dense"
+    groups = w.lead[0] if w.lead else 1
     bfloat16 = np.dtype(jax.numpy.bfloat16)
     product = Product(kind, 16, w.n, w.k, groups, 128, "plain", bfloat16, bfloat16)
     name = backends.current()

@@ -78,7 +78,8 @@ def _run_product(*flat: Any, product: Product, backend: str, platform: str) -> j
     chosen = backends.choose(backend, product, platform)
     weight = operands.weight
     if product.layout not in chosen.layouts:
-        weight = chosen.pack(*weight, product.n, product.k)
+        codes, scales = weight
+        weight = chosen.pack(codes, scales, product.n, product.k)
         product = dataclasses.replace(product, layout=chosen.layouts[0])
     return chosen.product(product, operands.x, operands.sizes, weight)
 
