@@ -51,7 +51,7 @@ class Backend:
     def product(
         self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays
     ) -> jax.Array:
-        """Computes ``product``; ``x`` is ``(x,)`` or ``(codes, scales)``; dense has no ``sizes``."""
+        """Computes ``product``; ``x`` is ``(x,)`` or ``(codes, scales)``; dense: no ``sizes``."""
         raise NotImplementedError
 
     def pack(self, codes: jax.Array, scales: jax.Array, n: int, k: int) -> Arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jaxlib
@@ -54,7 +54,7 @@ def example(kind: Kind) -> Product:
     return Product(kind, 16, 4096, 4096, groups, 128, "plain", bfloat16, bfloat16)
 
 
-def _summary(why: dict[str, str | None]) -> str:
+def _summary(why: Mapping[Kind, str | None]) -> str:
     serves = [kind for kind, reason in why.items() if reason is None]
     if len(serves) == len(why):
         return "serves dense, grouped and masked products"
