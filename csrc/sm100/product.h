@@ -1,0 +1,43 @@
+// A product from checked operands to launches: plain pointers, no XLA.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "csrc/cuda/device.h"
+#include "csrc/cuda/quantize.h"
+#include "csrc/sm100/kernel.h"
+
+namespace jax_w4a8::sm100 {
+
+struct Product {
+  int64_t m;       // rows of x; of each group where masked
+  int64_t n, k;    // of the packed weight: multiples of kColumnMultiple and kTileK
+  int64_t x_k;     // length of a row of x, at most k
+  int64_t groups;  // 0: dense
+  bool masked;
+  int block;  // activations that share a scale: 32, 128, or 0 for the whole row
+  Out out;
+  std::string_view tile;  // the name of one, or "" to choose
+
+  const void* x;            // floats [rows, x_k], or E4M3 codes where there are scales
+  cuda::Float x_type;       // of floats
+  const uint8_t* x_scales;  // UE8M0 [rows, blocks], or null
+  const int32_t* sizes;     // [groups], or null when dense
+  const uint8_t* w_codes;   // [groups, n, k / 2]
+  const uint8_t* w_scales;  // [groups, scale_bytes(n, k)]
+  void* y;                  // [rows, n]
+  uint8_t* workspace;
+  int64_t workspace_bytes;
+
+  int64_t rows() const { return masked ? groups * m : m; }
+};
+
+// Launches everything that the product takes, on `stream` of `device`. Throws std::invalid_argument
+// when an argument is not as it must be, with nothing launched, and std::runtime_error when a
+// launch fails. The launches depend on no data, so that they can be captured in a command buffer.
+void run(const Product& product, const cuda::Device& device, cudaStream_t stream);
+
+}  // namespace jax_w4a8::sm100
