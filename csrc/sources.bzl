@@ -26,3 +26,34 @@ HOST_SOURCES = [
     "csrc/host/parallel.cc",
     "csrc/host/segments.cc",
 ]
+
+# What the CUDA extension modules share: quantising activations, and what a device can do.
+CUDA_SOURCES = [
+    "csrc/cuda/device.cc",
+    "csrc/cuda/handlers.cc",
+    "csrc/cuda/quantize.cu",
+]
+
+# A kernel of each tile for each type of result, one file each.
+SM100_TILES = [
+    "dense_128x128",
+    "dense_128x256",
+    "dense_256x256",
+    "dense_swap_128x64",
+    "dense_swap_128x128",
+    "grouped_128x128",
+    "grouped_swap_128x64",
+]
+
+SM100_SOURCES = [
+    "csrc/sm100/choose_tile.cc",
+    "csrc/sm100/handlers.cc",
+    "csrc/sm100/kernels.cc",
+    "csrc/sm100/module.cc",
+    "csrc/sm100/prepare.cu",
+    "csrc/sm100/product.cc",
+] + [
+    "csrc/sm100/kernels/{}_{}.cu".format(tile, out)
+    for tile in SM100_TILES
+    for out in ["bf16", "f16", "f32"]
+]

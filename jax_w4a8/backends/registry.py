@@ -7,7 +7,7 @@ import importlib
 
 from jax_w4a8.backends.base import Backend
 
-NAMES = ("host", "xla")
+NAMES = ("sm100", "host", "xla")
 
 
 @functools.cache
