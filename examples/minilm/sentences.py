@@ -33,16 +33,14 @@ def first_lines(count: int) -> list[str]:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     lines: list[str] = []
     for file in sorted(root.rglob("*.py"), key=lambda f: (len(f.parts), f)):
+        if LEFT_OUT & set(file.relative_to(root).parts):
+            continue
         line = _first_line(file)
-        if len(line.split()) >= 3 and line not in lines and not LEFT_OUT & set(_parts(file, root)):
+        if len(line.split()) >= 3 and line not in lines:
             lines.append(line)
         if len(lines) == count:
             return lines
     raise ValueError(f"count: expected at most {len(lines)} for the modules in {root}, got {count}")
-
-
-def _parts(file: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
-    return file.relative_to(root).parts
 
 
 def _first_line(file: pathlib.Path) -> str:
