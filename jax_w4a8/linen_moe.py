@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jax_w4a8.layers.experts import Experts, MoEConfig, check_experts, mixture, route, run_experts
+from jax_w4a8.layers.experts import (
+    Experts,
+    MoEConfig,
+    Router,
+    check_experts,
+    mixture,
+    route,
+    run_experts,
+)
 from jax_w4a8.linen import Path, packed_kernel, quantize_params
 from jax_w4a8.weights import ScaleRule
 
@@ -97,10 +104,14 @@ class W4A8MoE(nn.Module):
         selection_bias = None
         if self.use_selection_bias:
             selection_bias = self.variable("moe", "selection_bias", jnp.zeros, (count,)).value
-        weights, ids = route(x, router, router_bias, selection_bias, self.config)
+        routing = Router(router, router_bias, selection_bias)
         packed = Experts(gate_up, down, gate_up_bias, down_bias)
-        experts = functools.partial(run_experts, experts=packed, config=self.config)
-        return mixture(x, weights, ids, experts, self.shared, self.config)
+
+        def experts(x: jax.Array) -> jax.Array:
+            tokens = x.astype(self.config.dtype_of(x))
+            return run_experts(tokens, *route(x, routing, self.config), packed, self.config)
+
+        return mixture(x, experts, self.shared, self.config)
 
     def _projection(self, name: str, shape: tuple[int, ...], bias: bool, *, packed: bool) -> Any:
         init = self.kernel_init

@@ -76,6 +76,10 @@ class MoEConfig:
         """Whether ``tokens`` tokens are computed in the masked form."""
         return self.form == "masked" or (self.form == "auto" and tokens <= MASKED_TOKENS)
 
+    def dtype_of(self, x: jax.Array) -> Any:
+        """dtype of the computation for tokens ``x``."""
+        return x.dtype if self.dtype is None else self.dtype
+
     def activate(self, h: jax.Array) -> jax.Array:
         """``[..., 2 * I]`` to float32 ``[..., I]``."""
         function: Callable[..., jax.Array] = _ACTIVATIONS[self.activation]
@@ -101,6 +105,26 @@ class Experts:
     down: QuantizedWeight
     gate_up_bias: jax.Array | None = None
     down_bias: jax.Array | None = None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["kernel", "bias", "selection_bias"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Router:
+    """What chooses the experts; a pytree.
+
+    Attributes:
+      kernel: floats ``[D, E]``.
+      bias: ``[E]`` added to the logits, or None.
+      selection_bias: ``[E]`` added to the scores for the choice only, or None.
+    """
+
+    kernel: jax.Array
+    bias: jax.Array | None = None
+    selection_bias: jax.Array | None = None
 
 
 def check_experts(
@@ -134,26 +158,24 @@ def check_experts(
     check_top_k(config.top_k, experts)
 
 
-def route(
-    x: jax.Array, router: Any, router_bias: Any, selection_bias: Any, config: MoEConfig
-) -> tuple[jax.Array, jax.Array]:
+def route(x: jax.Array, router: Router, config: MoEConfig) -> tuple[jax.Array, jax.Array]:
     """float32 weights and int32 ids ``[..., top_k]`` of tokens ``x`` ``[..., D]``."""
-    features = router.shape[0]
+    features = router.kernel.shape[0]
     if x.ndim < 1 or x.shape[-1] != features:
         raise ValueError(f"x: expected shape [..., {features}], got {x.shape}")
     logits = lax.dot_general(
         x.astype(jnp.float32),
-        jnp.asarray(router, jnp.float32),
+        jnp.asarray(router.kernel, jnp.float32),
         (((x.ndim - 1,), (0,)), ((), ())),
         precision=lax.Precision.HIGHEST,
     )
-    if router_bias is not None:
-        logits = logits + jnp.asarray(router_bias, jnp.float32)
+    if router.bias is not None:
+        logits = logits + jnp.asarray(router.bias, jnp.float32)
     return top_k(
         logits,
         config.top_k,
         score=config.score,
-        bias=selection_bias,
+        bias=router.selection_bias,
         renormalize=config.renormalize,
         scale=config.route_scale,
     )
@@ -161,33 +183,29 @@ def route(
 
 def mixture(
     x: Any,
-    weights: jax.Array,
-    ids: jax.Array,
-    experts: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    experts: Callable[[jax.Array], jax.Array],
     shared: Callable[[jax.Array], jax.Array] | None,
     config: MoEConfig,
 ) -> jax.Array:
-    """The whole layer after routing: experts, the shared expert, dtypes and leading dimensions.
+    """The layer around its experts: leading dimensions, the shared expert, dtype of the result.
 
     Args:
       x: ``[..., D]``.
-      weights, ids: ``[..., top_k]``.
-      experts: maps tokens ``[T, D]``, weights and ids ``[T, top_k]`` to float32 ``[T, N]``.
+      experts: routes and computes tokens, ``[T, D]`` to float32 ``[T, N]``.
       shared: what every token passes, or None.
       config: what to compute.
 
     Returns:
       ``[..., N]``.
     """
-    dtype = x.dtype if config.dtype is None else config.dtype
-    tokens = math.prod(x.shape[:-1])
-    flat = x.reshape(tokens, x.shape[-1]).astype(dtype)
-    shape = (tokens, config.top_k)
-    y = experts(flat, weights.reshape(shape), ids.reshape(shape))
+    x = jnp.asarray(x)
+    if x.ndim < 1:
+        raise ValueError("x: expected tokens [..., D], got a scalar")
+    y = experts(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
     y = y.reshape(*x.shape[:-1], y.shape[-1])
     if shared is not None:
         y = y + shared(x).astype(jnp.float32)
-    return y.astype(dtype)
+    return y.astype(config.dtype_of(x))
 
 
 def run_experts(
@@ -206,7 +224,7 @@ def run_experts(
       weights, ids: ``[T, k]``; an id of -1 contributes nothing.
       experts: the weights.
       config: what to compute.
-      out_dtype: dtype of the experts' results, before the weighted sum: that of ``x`` by default.
+      out_dtype: dtype of the down product, before bias and weighted sum: that of ``x`` by default.
 
     Returns:
       float32 ``[T, N]``.
@@ -215,14 +233,15 @@ def run_experts(
     masked = config.masked(x.shape[0])
     rows, permutation = permute(x, ids, count, capacity=x.shape[0] if masked else None)
 
-    def product(a: jax.Array, w: QuantizedWeight, bias: jax.Array | None) -> jax.Array:
+    def project(
+        a: jax.Array, w: QuantizedWeight, bias: jax.Array | None, dtype: Any = x.dtype
+    ) -> jax.Array:
         dot = masked_grouped_dot if masked else grouped_dot
-        dtype = x.dtype if out_dtype is None else out_dtype
         y = dot(a, w, permutation.counts, block=config.block, out_dtype=dtype)
         if bias is None:
             return y
         return y.astype(jnp.float32) + bias[permutation.experts].astype(jnp.float32)
 
-    h = product(rows, experts.gate_up, experts.gate_up_bias)
-    y = product(config.activate(h), experts.down, experts.down_bias)
+    h = project(rows, experts.gate_up, experts.gate_up_bias)
+    y = project(config.activate(h), experts.down, experts.down_bias, out_dtype or x.dtype)
     return unpermute(y, permutation, weights)

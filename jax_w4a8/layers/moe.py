@@ -16,6 +16,7 @@ from jax_w4a8.layers.experts import (
     Experts,
     Form,
     MoEConfig,
+    Router,
     check_experts,
     mixture,
     route,
@@ -59,33 +60,24 @@ class _MoE(nnx.Module):
         self.down_bias = nnx.data(_param(down_bias))
         self.shared = nnx.data(shared)
 
+    def routing(self) -> Router:
+        """What chooses the experts, as a pytree."""
+        return Router(self.router[...], _value(self.router_bias), _value(self.selection_bias))
+
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """float32 weights and int32 ids ``[..., top_k]`` of tokens ``x`` ``[..., D]``."""
-        return route(
-            x, self.router[...], _value(self.router_bias), _value(self.selection_bias), self.config
-        )
+        return route(jnp.asarray(x), self.routing(), self.config)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Applies the layer to tokens ``[..., D]``; returns ``[..., N]``."""
-        return self.apply(x, self._experts)
 
-    def apply(
-        self, x: jax.Array, experts: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-    ) -> jax.Array:
-        """The layer with its experts' part computed by ``experts``.
+        def experts(x: jax.Array) -> jax.Array:
+            return self._experts(x.astype(self.config.dtype_of(x)), *self.route(x))
 
-        Args:
-          x: ``[..., D]``.
-          experts: maps tokens ``[T, D]``, weights and ids ``[T, top_k]`` to float32 ``[T, N]``.
-
-        Returns:
-          ``[..., N]``.
-        """
-        x = jnp.asarray(x)
-        weights, ids = self.route(x)
-        return mixture(x, weights, ids, experts, self.shared, self.config)
+        return mixture(x, experts, self.shared, self.config)
 
     def _experts(self, x: jax.Array, weights: jax.Array, ids: jax.Array) -> jax.Array:
+        """Tokens ``[T, D]``, weights and ids ``[T, top_k]`` to float32 ``[T, N]``."""
         raise NotImplementedError
 
     def _others(self) -> dict[str, Any]:
