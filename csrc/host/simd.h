@@ -54,10 +54,13 @@ inline Floats decode_nibbles(Bits packed, int index) {
 }
 
 inline float sum(Floats vector) {
-  float lanes[kLanes];
-  store(lanes, vector);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)vector);
+#elif defined(__AVX2__)
+  const __m128 four =
+      _mm256_castps256_ps128((__m256)vector) + _mm256_extractf128_ps((__m256)vector, 1);
+  return (four[0] + four[1]) + (four[2] + four[3]);
+#else
+  return (vector[0] + vector[1]) + (vector[2] + vector[3]);
+#endif
 }
