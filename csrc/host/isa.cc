@@ -1,5 +1,9 @@
 #include "csrc/host/isa.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -26,6 +30,16 @@ std::vector<const Kernels*> usable_kernels() {
 #endif
   usable.push_back(&kernels_generic());
   return usable;
+}
+
+bool has_matrix_instructions() {
+#if defined(__x86_64__)
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned kAmxBf16 = 1u << 22;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmxBf16) != 0;
+#else
+  return false;
+#endif
 }
 
 namespace {

@@ -16,6 +16,10 @@ std::vector<const Kernels*> usable_kernels();
 const Kernels& kernels();
 void use_kernels(const char* name);
 
+// Whether this CPU has instructions for products of bfloat16 matrices (AMX), which XLA uses and the
+// kernels here do not.
+bool has_matrix_instructions();
+
 }  // namespace jax_w4a8::host
 
 #endif  // JAX_W4A8_CSRC_HOST_ISA_H_

@@ -25,6 +25,8 @@ NB_MODULE(_host, module) {
       },
       "Names of the instruction sets that this CPU has kernels for, the fastest first.");
   module.def("instruction_set", [] { return host::kernels().name; }, "Name of the one in use.");
+  module.def("has_matrix_instructions", &host::has_matrix_instructions,
+             "Whether this CPU has instructions for products of bfloat16 matrices (AMX).");
   module.def("use_instruction_set", &host::use_kernels, "name"_a,
              "Has every later call use another one, to test or to time it.");
 }

@@ -40,6 +40,10 @@ class Backend:
         """Why ``device`` (a ``jax.Device``) cannot run this backend's kernels, or None."""
         return None
 
+    def yields(self, product: Product) -> str | None:
+        """Why "auto" does better with a later backend, though this one computes ``product``."""
+        return None
+
     def kernels(self) -> tuple[str, ...]:
         """Names of the compiled kernels of this process, whether or not a device takes them."""
         return ()

@@ -19,6 +19,15 @@ class HostBackend(Backend):
     def missing(self) -> str | None:
         return _extension().reason
 
+    def yields(self, product: Product) -> str | None:
+        module = _extension().module
+        if module is None or not module.has_matrix_instructions():
+            return None
+        # How many rows a masked product has is known on the device only.
+        if product.kind == "masked" or product.m < _MANY_ROWS * product.groups:
+            return None
+        return f"XLA's dot uses this CPU's matrix instructions, faster from {_MANY_ROWS} rows on"
+
     def kernels(self) -> tuple[str, ...]:
         module = _extension().module
         if module is None:
@@ -49,6 +58,9 @@ class HostBackend(Backend):
 
 
 BACKEND = HostBackend()
+
+# Where XLA's bfloat16 dot with AMX, dequantising included, overtakes the kernels here.
+_MANY_ROWS = 64
 
 
 def _extension() -> Extension:

@@ -113,7 +113,8 @@ def why_not(backend: Backend, product: Product, platform: str, *, named: bool) -
             f"the weight is in the layout {product.layout!r}, which its kernels do not take; "
             "jax_w4a8.unpack(w) gives the plain layout, which every backend takes"
         )
-    return backend.refuses(product) or _why_not_here(backend, platform, named)
+    reason = backend.refuses(product) or _why_not_here(backend, platform, named)
+    return reason if reason or named else backend.yields(product)
 
 
 def _why_not_here(backend: Backend, platform: str, named: bool) -> str | None:
