@@ -13,6 +13,8 @@ constexpr int kUnit = 128;  // elements along K that a group of threads takes to
 constexpr int kShare = 16;  // of them, one thread's
 constexpr int kUnitThreads = kUnit / kShare;
 constexpr int kBlockThreads = 32 / kShare;  // threads that share a block of 32
+constexpr int kMostRowThreads = 512;
+constexpr int kHeldShares = 2;  // shares of a row that a thread keeps in registers
 constexpr uint32_t kFull = 0xFFFFFFFF;
 constexpr uint32_t kInfinity = 0x7F800000, kMinNormal = 0x00800000;
 constexpr uint32_t kScaleNaN = 255, kScaleOne = 127;
@@ -164,18 +166,25 @@ __global__ void __launch_bounds__(kThreads) quantize_units(const __grid_constant
   if (to >= 0) store_codes<kVector>(p.a, row, k0, scale, numbers);
 }
 
-// One scale a row: a thread block takes a row, and reads it twice.
+// One scale a row: a thread block takes a row, and reads again what of it does not fit its
+// registers.
 template <class T, bool kSilu, bool kVector>
-__global__ void __launch_bounds__(kThreads) quantize_rows(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kMostRowThreads) quantize_rows(const __grid_constant__ Params p) {
   const int64_t row = blockIdx.x, to = scale_row(p.a, row);
   if (to < 0) return;
   __shared__ uint32_t row_amax;
   if (threadIdx.x == 0) row_amax = 0;
   __syncthreads();
-  float numbers[kShare];
+  const int first = threadIdx.x * kShare, step = blockDim.x * kShare;
+  float held[kHeldShares][kShare], numbers[kShare];
   uint32_t amax = 0;
-  const int first = threadIdx.x * kShare;
-  for (int k0 = first; k0 < p.a.k; k0 += kThreads * kShare) {
+#pragma unroll
+  for (int i = 0; i < kHeldShares; ++i) {
+    load_numbers<T, kSilu, kVector>(p.a, row, first + i * step, held[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kHeldShares; ++i) amax = max(amax, largest_magnitude(held[i]));
+  for (int k0 = first + kHeldShares * step; k0 < p.a.k; k0 += step) {
     load_numbers<T, kSilu, kVector>(p.a, row, k0, numbers);
     amax = max(amax, largest_magnitude(numbers));
   }
@@ -183,12 +192,16 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(const __grid_constant_
   if (threadIdx.x % 32 == 0) atomicMax(&row_amax, amax);
   __syncthreads();
   const uint32_t scale = scale_byte(row_amax);
-  for (int k0 = first; k0 < p.a.code_stride; k0 += kThreads * kShare) {
+#pragma unroll
+  for (int i = 0; i < kHeldShares; ++i) {
+    store_codes<kVector>(p.a, row, first + i * step, scale, held[i]);
+  }
+  for (int k0 = first + kHeldShares * step; k0 < p.a.code_stride; k0 += step) {
     load_numbers<T, kSilu, kVector>(p.a, row, k0, numbers);
     store_codes<kVector>(p.a, row, k0, scale, numbers);
   }
   if (p.a.layout == ScaleLayout::kSwizzled) {
-    for (int unit = threadIdx.x; unit < p.units; unit += kThreads) {
+    for (int unit = threadIdx.x; unit < p.units; unit += blockDim.x) {
       store_swizzled(p, to, unit, scale * 0x01010101);
     }
   } else if (threadIdx.x == 0) {
@@ -201,7 +214,8 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 template <class T, bool kSilu, bool kVector>
 cudaError_t launch(const Params& p, cudaStream_t stream) {
   if (p.a.block == 0) {
-    quantize_rows<T, kSilu, kVector><<<p.a.rows, kThreads, 0, stream>>>(p);
+    const int threads = p.a.k > kThreads * kHeldShares * kShare ? kMostRowThreads : kThreads;
+    quantize_rows<T, kSilu, kVector><<<p.a.rows, threads, 0, stream>>>(p);
   } else {
     const int64_t threads = p.a.rows * p.units * kUnitThreads;
     const auto grid = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
