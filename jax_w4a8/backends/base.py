@@ -28,6 +28,9 @@ class Backend:
     layouts: tuple[str, ...] = ("plain",)
     """Weight layouts that its kernels take, the fastest first."""
 
+    accuracy: float = 2.0**-20
+    """Bound of the error of a sum, relative to the sum of its terms' magnitudes."""
+
     def missing(self) -> str | None:
         """Why nothing of this backend can run in this process, or None."""
         return None
