@@ -1,4 +1,4 @@
-"""``python -m jax_w4a8 selftest``: every backend of this machine against float64, to paste into a report."""
+"""``python -m jax_w4a8 selftest``: every backend that serves here against float64."""
 
 from __future__ import annotations
 
