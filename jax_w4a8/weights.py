@@ -44,6 +44,8 @@ class QuantizedWeight:
 
     def __init__(self, codes: Any, scales: Any, *, k: int | None = None):
         codes, scales = _storage(codes, scales)
+        if codes.ndim < 2:
+            raise ValueError(f"codes: expected shape [..., N, K / 2], got {codes.shape}")
         n, bytes_k = codes.shape[-2:]
         k = 2 * bytes_k if k is None else k
         _check_plain(codes.shape, scales.shape, k)
@@ -273,8 +275,6 @@ def _storage(codes: Any, scales: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _check_plain(codes: tuple[int, ...], scales: tuple[int, ...], k: int) -> None:
-    if len(codes) < 2:
-        raise ValueError(f"codes: expected shape [..., N, K / 2], got {codes}")
     if not isinstance(k, int) or k < 0:
         raise ValueError(f"k: expected a non-negative int, got {k!r}")
     padded = round_up(k, WEIGHT_BLOCK)

@@ -13,7 +13,7 @@ from jax_w4a8.activations import QuantizedActivation, check_block
 from jax_w4a8.backends import current
 from jax_w4a8.ops.gradient import differentiable_product
 from jax_w4a8.ops.primitives import Operands, bind_product
-from jax_w4a8.product import Kind, Product
+from jax_w4a8.product import Kind, Product, blocks_along
 from jax_w4a8.weights import FLOATS, QuantizedWeight
 
 OUT_DTYPES = FLOATS
@@ -45,6 +45,8 @@ class Activations:
 
 def check_floats(x: Any, name: str = "x") -> jax.Array:
     """``x`` as a JAX array of one of the float dtypes that can be quantised."""
+    if isinstance(x, QuantizedWeight | QuantizedActivation):
+        raise TypeError(f"{name}: expected a float array [..., K], got {x!r}")
     x = x if hasattr(x, "dtype") else np.asarray(x)
     if x.dtype == np.float64:
         raise TypeError(
@@ -68,11 +70,25 @@ def check_activations(x: Any, block: int | str | None) -> Activations:
                 f"block: x was quantised with block={x.block!r}, got block={block!r}; "
                 "leave block out, or quantise x again"
             )
+        _check_codes(x, own)
         return Activations((x.codes, x.scales), own, np.dtype(x.dtype))
-    if isinstance(x, QuantizedWeight):
-        raise TypeError(f"x: expected activations [..., K], got {x!r}")
     x = check_floats(x)
     return Activations((x,), check_block(128 if block is None else block), np.dtype(x.dtype))
+
+
+def _check_codes(x: QuantizedActivation, block: int) -> None:
+    codes, scales = x.codes, x.scales
+    if codes.dtype.name != "float8_e4m3fn" or scales.dtype.name != "uint8":
+        raise TypeError(
+            "x: expected codes of dtype float8_e4m3fn and scales of dtype uint8, got "
+            f"{codes.dtype} and {scales.dtype}"
+        )
+    expected = (*codes.shape[:-1], blocks_along(codes.shape[-1], block))
+    if scales.shape != expected:
+        raise ValueError(
+            f"x: expected scales of shape {expected} for codes {codes.shape} and "
+            f"block={x.block!r}, got {scales.shape}"
+        )
 
 
 def check_weight(w: Any, rank: int, op: str) -> QuantizedWeight:
