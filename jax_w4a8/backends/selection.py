@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from typing import Any, Self
 
 import jax
@@ -22,6 +23,11 @@ VARIABLE = "JAX_W4A8_BACKEND"
 # A user context is part of jit's cache key: a function traced under one backend is traced again
 # under another. None means that nobody has chosen.
 _chosen = jax.make_user_context(default_value=None)
+
+# Selections for the process, the latest last. Entering one as a context manager takes it out
+# again, which threads may do in any order.
+_for_process: list[use_backend] = []
+_lock = threading.Lock()
 
 
 class use_backend:
@@ -44,17 +50,22 @@ class use_backend:
 
     def __init__(self, name: str):
         self._name = _checked(name, "name")
-        self._before = _chosen.get_global()
-        _chosen.set_global(self._name)
+        self._scopes: list[Any] = []
+        with _lock:
+            _for_process.append(self)
+            _chosen.set_global(self._name)
 
     def __enter__(self) -> Self:
-        _chosen.set_global(self._before)
-        self._scope = _chosen(self._name)
-        self._scope.__enter__()
+        with _lock:
+            if self in _for_process:
+                _for_process.remove(self)
+                _chosen.set_global(_for_process[-1]._name if _for_process else None)
+        self._scopes.append(_chosen(self._name))
+        self._scopes[-1].__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._scope.__exit__(*error)
+        self._scopes.pop().__exit__(*error)
 
 
 def current() -> str:
@@ -64,7 +75,7 @@ def current() -> str:
 
 @functools.cache
 def _from_environment() -> str:
-    return _checked(os.environ.get(VARIABLE, AUTO), f"the environment variable {VARIABLE}")
+    return _checked(os.environ.get(VARIABLE) or AUTO, f"the environment variable {VARIABLE}")
 
 
 def _checked(name: Any, argument: str) -> str:

@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = ("dense", "grouped", "masked")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the report; returns 0."""
+    """Prints the report; returns 0, or 1 if the environment names no backend."""
     parser = argparse.ArgumentParser(prog="python -m jax_w4a8 info", description=__doc__)
     parser.add_argument(
         "--kernels", action="store_true", help="list every compiled kernel, not only their number"
@@ -27,10 +27,15 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     platform = platform_here()
     devices = ", ".join(sorted({d.device_kind for d in jax.local_devices()}))
-    setting = os.environ.get(VARIABLE)
     print(f"jax_w4a8 {jax_w4a8.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
     print(f"platform {platform}: {len(jax.local_devices())} x {devices}")
-    print(f"backend {backends.current()!r} ({VARIABLE}={setting})" if setting else "backend 'auto'")
+    try:
+        backend = backends.current()
+    except ValueError as error:
+        print(error)
+        return 1
+    setting = os.environ.get(VARIABLE)
+    print(f"backend {backend!r}" + (f" ({VARIABLE}={setting})" if setting else ""))
     print()
     by_kind = {kind: reasons(example(kind), platform) for kind in KINDS}
     for name in backends.NAMES:
