@@ -63,29 +63,27 @@ __device__ void load(const void* x, int64_t row, int k, int k0, T (&values)[kSha
   }
 }
 
-// The numbers to quantise, in float32.
-template <class T, bool kSilu, bool kVector>
+// The numbers to quantise.
+template <bool kSilu, bool kVector, class T>
 __device__ void load_numbers(const QuantizeArguments& a, int64_t row, int k0,
-                             float (&numbers)[kShare]) {
-  alignas(16) T values[kShare];
-  load<T, kVector>(a.x, row, a.k, k0, values);
+                             T (&numbers)[kShare]) {
+  load<T, kVector>(a.x, row, a.k, k0, numbers);
   if constexpr (kSilu) {
     alignas(16) T up[kShare];
     load<T, kVector>(a.up, row, a.k, k0, up);
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
-      const float gate = to_float(values[i]);
-      from_float(gate / (1 + expf(-gate)) * to_float(up[i]), values[i]);
+      const float gate = to_float(numbers[i]);
+      from_float(gate / (1 + expf(-gate)) * to_float(up[i]), numbers[i]);
     }
   }
-#pragma unroll
-  for (int i = 0; i < kShare; ++i) numbers[i] = to_float(values[i]);
 }
 
-__device__ uint32_t largest_magnitude(const float (&numbers)[kShare]) {
+template <class T>
+__device__ uint32_t largest_magnitude(const T (&numbers)[kShare]) {
   uint32_t largest = 0;
 #pragma unroll
-  for (float number : numbers) largest = max(largest, __float_as_uint(number) & 0x7FFFFFFF);
+  for (T number : numbers) largest = max(largest, __float_as_uint(to_float(number)) & 0x7FFFFFFF);
   return largest;
 }
 
@@ -98,16 +96,16 @@ __device__ uint32_t scale_byte(uint32_t amax) {
 }
 
 // Writes the codes of elements [k0, k0 + kShare), zero past k.
-template <bool kVector>
+template <bool kVector, class T>
 __device__ void store_codes(const QuantizeArguments& a, int64_t row, int k0, uint32_t scale,
-                            const float (&numbers)[kShare]) {
+                            const T (&numbers)[kShare]) {
   alignas(16) uint8_t codes[kShare];
   // Finite blocks have scales of at most 2^120: the inverse is a normal number.
   const float inverse = __uint_as_float((254 - min(scale, 254u)) << 23);
 #pragma unroll
   for (int i = 0; i < kShare; i += 2) {
-    const float2 pair = {scale_flushing(numbers[i], inverse),
-                         scale_flushing(numbers[i + 1], inverse)};
+    const float2 pair = {scale_flushing(to_float(numbers[i]), inverse),
+                         scale_flushing(to_float(numbers[i + 1]), inverse)};
     *reinterpret_cast<__nv_fp8x2_storage_t*>(&codes[i]) =
         __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
   }
@@ -144,8 +142,8 @@ __global__ void __launch_bounds__(kThreads) quantize_units(const __grid_constant
   const int k0 = unit * kUnit + lane * kShare;
   const int64_t to = row < p.a.rows ? scale_row(p.a, row) : -1;
   // Threads without a row stay for the shuffles.
-  float numbers[kShare] = {};
-  if (to >= 0) load_numbers<T, kSilu, kVector>(p.a, row, k0, numbers);
+  alignas(16) T numbers[kShare] = {};
+  if (to >= 0) load_numbers<kSilu, kVector>(p.a, row, k0, numbers);
   uint32_t amax = largest_magnitude(numbers);
   const int sharers = p.a.block == 32 ? kBlockThreads : kUnitThreads;
   for (int step = 1; step < sharers; step *= 2)
@@ -176,16 +174,16 @@ __global__ void __launch_bounds__(kMostRowThreads) quantize_rows(const __grid_co
   if (threadIdx.x == 0) row_amax = 0;
   __syncthreads();
   const int first = threadIdx.x * kShare, step = blockDim.x * kShare;
-  float held[kHeldShares][kShare], numbers[kShare];
+  alignas(16) T held[kHeldShares][kShare], numbers[kShare];
   uint32_t amax = 0;
 #pragma unroll
   for (int i = 0; i < kHeldShares; ++i) {
-    load_numbers<T, kSilu, kVector>(p.a, row, first + i * step, held[i]);
+    load_numbers<kSilu, kVector>(p.a, row, first + i * step, held[i]);
   }
 #pragma unroll
   for (int i = 0; i < kHeldShares; ++i) amax = max(amax, largest_magnitude(held[i]));
   for (int k0 = first + kHeldShares * step; k0 < p.a.k; k0 += step) {
-    load_numbers<T, kSilu, kVector>(p.a, row, k0, numbers);
+    load_numbers<kSilu, kVector>(p.a, row, k0, numbers);
     amax = max(amax, largest_magnitude(numbers));
   }
   amax = __reduce_max_sync(kFull, amax);
@@ -197,7 +195,7 @@ __global__ void __launch_bounds__(kMostRowThreads) quantize_rows(const __grid_co
     store_codes<kVector>(p.a, row, first + i * step, scale, held[i]);
   }
   for (int k0 = first + kHeldShares * step; k0 < p.a.code_stride; k0 += step) {
-    load_numbers<T, kSilu, kVector>(p.a, row, k0, numbers);
+    load_numbers<kSilu, kVector>(p.a, row, k0, numbers);
     store_codes<kVector>(p.a, row, k0, scale, numbers);
   }
   if (p.a.layout == ScaleLayout::kSwizzled) {

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ std::map<const void*, std::string>& kernel_names() {
   return *names;
 }
 
+std::mutex mutex;  // of everything below
 std::map<int, Device> devices;
 std::vector<std::string> launched;
 int refused_tensor_maps = 0;
@@ -36,8 +38,13 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, dim3 cluster, si
                    cudaStream_t stream, void** arguments) {
   const auto found = kernel_names().find(function);
   if (found == kernel_names().end()) return cudaErrorInvalidDeviceFunction;
-  launched.push_back(found->second);
-  if (callback == nullptr) return cudaSuccess;
+  FakeLaunchCallback run;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    launched.push_back(found->second);
+    run = callback;
+  }
+  if (run == nullptr) return cudaSuccess;
   const FakeLaunch record = {found->second.c_str(),
                              {grid.x, grid.y, grid.z},
                              {block.x, block.y, block.z},
@@ -45,7 +52,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, dim3 cluster, si
                              static_cast<uint32_t>(shared_bytes),
                              arguments,
                              stream};
-  return callback(&record) == 0 ? cudaSuccess : cudaErrorLaunchFailure;
+  return run(&record) == 0 ? cudaSuccess : cudaErrorLaunchFailure;
 }
 
 // What the driver's documentation says of the arguments, for the types and modes in use here.
@@ -75,6 +82,7 @@ CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t ran
                       CUtensorMapFloatOOBfill fill) {
   const auto at = reinterpret_cast<uint64_t>(address);
   if (!acceptable(type, rank, at, dims, strides, box, swizzle)) {
+    const std::lock_guard<std::mutex> lock(mutex);
     ++refused_tensor_maps;
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -102,13 +110,18 @@ CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t ran
 
 extern "C" {
 
-void fake_cudart_set_callback(FakeLaunchCallback run) { callback = run; }
+void fake_cudart_set_callback(FakeLaunchCallback run) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  callback = run;
+}
 
 void fake_cudart_set_device(int ordinal, int major, int minor, int sm_count) {
+  const std::lock_guard<std::mutex> lock(mutex);
   devices[ordinal] = {major, minor, sm_count};
 }
 
 void fake_cudart_reset() {
+  const std::lock_guard<std::mutex> lock(mutex);
   launched.clear();
   refused_tensor_maps = 0;
 }
@@ -181,6 +194,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
+  const std::lock_guard<std::mutex> lock(mutex);
   const auto found = devices.find(ordinal);
   if (found == devices.end()) return cudaErrorInvalidDevice;
   switch (attribute) {
