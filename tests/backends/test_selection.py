@@ -1,4 +1,4 @@
-"""``use_backend`` and ``JAX_W4A8_BACKEND``: which backend a product takes, and when it is chosen."""
+"""``use_backend`` and ``JAX_W4A8_BACKEND``: which backend a product takes, and when it is read."""
 
 import os
 import subprocess
