@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from jax_w4a8.layers.dense import PackedWeight
 from jax_w4a8.layers.experts import (
@@ -217,9 +216,9 @@ class W4A8MoE(_MoE):
 class MoE(_MoE):
     """The float counterpart of ``W4A8MoE``, to train before quantising.
 
-    Every expert computes every token, and what was not chosen is left out of the sum: plain dense
-    products, quick to differentiate, ``E / top_k`` times the work. ``config.block`` and
-    ``config.form`` have no effect.
+    Every expert computes every token, with weight zero where it was not chosen: two plain dense
+    products over all experts, quick to differentiate, ``E / top_k`` times the work. ``block`` and
+    ``form`` of ``config`` have no effect.
 
     Attributes:
       gate_up, down: ``nnx.Param`` ``[E, D, 2 * I]`` and ``[E, I, N]``.
@@ -271,15 +270,17 @@ class MoE(_MoE):
         )
 
     def _experts(self, x: jax.Array, weights: jax.Array, ids: jax.Array) -> jax.Array:
-        h = _batched(x, self.gate_up[...].astype(x.dtype), self.gate_up_bias)
-        y = _batched(
-            self.config.activate(h).astype(x.dtype),
-            self.down[...].astype(x.dtype),
-            self.down_bias,
-        )
-        every = jnp.arange(y.shape[0])[:, None, None]
-        share = jnp.sum(jnp.where(ids == every, weights, 0.0), axis=-1)
-        return jnp.einsum("et,etn->tn", share, y, precision=lax.Precision.HIGHEST)
+        experts = self.router.shape[1]
+        chosen = ids[..., None] == jnp.arange(experts)
+        share = jnp.sum(jnp.where(chosen, weights[..., None], 0.0), axis=1)
+        h = _dense("td,edn->ten", x, self.gate_up[...])
+        if self.gate_up_bias is not None:
+            h = h + self.gate_up_bias[...].astype(jnp.float32)
+        a = self.config.activate(h) * share[..., None]
+        y = _dense("tei,ein->tn", a.astype(x.dtype), self.down[...])
+        if self.down_bias is not None:
+            y = y + _dense("te,en->tn", share, self.down_bias[...])
+        return y
 
 
 def join_gate_up(gate: Any, up: Any, *, interleaved: bool = False) -> jax.Array:
@@ -291,9 +292,8 @@ def join_gate_up(gate: Any, up: Any, *, interleaved: bool = False) -> jax.Array:
     return jnp.stack([gate, up], axis=-1).reshape(*jnp.shape(gate)[:-1], -1)
 
 
-def _batched(x: jax.Array, w: jax.Array, bias: nnx.Param | None) -> jax.Array:
-    y = jnp.matmul(x, w, preferred_element_type=jnp.float32)
-    return y if bias is None else y + bias[...].astype(jnp.float32)[:, None]
+def _dense(formula: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.einsum(formula, x, w.astype(x.dtype), preferred_element_type=jnp.float32)
 
 
 def _param(value: Any) -> nnx.Param | None:

@@ -153,7 +153,7 @@ def permute(
     if ids.ndim != 2 or lengths != {ids.shape[0]}:
         raise ValueError(f"ids: expected shape [T, k] with x's T of {lengths}, got {ids.shape}")
     permutation = _permutation(ids.astype(jnp.int32), experts, capacity, first)
-    return jax.tree.map(lambda a: a[permutation.tokens], x), permutation
+    return jax.tree.map(lambda a: jnp.asarray(a)[permutation.tokens], x), permutation
 
 
 def _permutation(ids: jax.Array, experts: int, capacity: int | None, first: Any) -> Permutation:
@@ -199,12 +199,12 @@ def unpermute(y: jax.Array, permutation: Permutation, weights: jax.Array) -> jax
     rows = permutation.rows
     if jnp.shape(weights) != rows.shape:
         raise ValueError(f"weights: expected shape {rows.shape}, got {jnp.shape(weights)}")
-    y = y.reshape(-1, y.shape[-1])
+    y = jnp.asarray(y).reshape(-1, y.shape[-1])
     if not y.size:
         return jnp.zeros((rows.shape[0], y.shape[-1]), jnp.float32)
     served = rows >= 0
     # Both factors are replaced, not the product: its gradient would be NaN times zero.
-    factors = jnp.where(served, weights.astype(jnp.float32), 0.0)
+    factors = jnp.where(served, jnp.asarray(weights, jnp.float32), 0.0)
     factors = jnp.where(rows == _INVALID, jnp.nan, factors)
     values = jnp.where(served[..., None], y[jnp.maximum(rows, 0)].astype(jnp.float32), 0.0)
     return jnp.sum(factors[..., None] * values, axis=1)
