@@ -75,7 +75,12 @@ def test_a_backend_that_serves_some_products_only(capsys, monkeypatch):
 def test_the_command_and_its_environment(value, status):
     done = subprocess.run(
         [sys.executable, "-m", "jax_w4a8", "info"],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_W4A8_BACKEND": value},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_W4A8_BACKEND": value,
+        },
         capture_output=True,
         text=True,
     )

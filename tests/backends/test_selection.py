@@ -140,7 +140,12 @@ def test_jit_traces_again_when_the_backend_changes():
 def environment(script, value):
     return subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_W4A8_BACKEND": value},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_W4A8_BACKEND": value,
+        },
         capture_output=True,
         text=True,
     )
