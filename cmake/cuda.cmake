@@ -35,7 +35,8 @@ function(cuda_module name architecture)
   read_sources(sources "CUDA_SOURCES + ${upper}_SOURCES")
   nanobind_add_module(_${name} STABLE_ABI NB_STATIC ${FFI_SOURCES} ${sources})
   target_link_libraries(_${name} PRIVATE ffi)
-  target_include_directories(_${name} SYSTEM PRIVATE "${CUTLASS}/include" "${CUTLASS}/tools/util/include")
+  target_include_directories(_${name} SYSTEM PRIVATE "${CUTLASS}/include" "${CUTLASS}/tools/util/include"
+    ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(_${name} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_${architecture},code=[sm_${architecture}$<COMMA>compute_${architecture}]>"
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:--expt-relaxed-constexpr -diag-suppress 20012>")
@@ -54,3 +55,5 @@ target_link_libraries(sm100_standin PRIVATE ffi)
 target_include_directories(sm100_standin SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_options(sm100_standin PRIVATE -Wl,-Bsymbolic -Wl,-z,defs)
 set_target_properties(sm100_standin PROPERTIES LINKER_LANGUAGE CXX)
+
+cuda_module(sm90 90a)

@@ -57,3 +57,22 @@ SM100_SOURCES = [
     for tile in SM100_TILES
     for out in ["bf16", "f16", "f32"]
 ]
+
+SM90_SOURCES = [
+    "csrc/sm90/choose_tile.cc",
+    "csrc/sm90/handlers.cc",
+    "csrc/sm90/kernels.cc",
+    "csrc/sm90/module.cc",
+    "csrc/sm90/product.cc",
+] + [
+    "csrc/sm90/kernels/tile_{}.cu".format(tile)
+    for tile in [
+        "16x64",
+        "16x64_fine",
+        "32x64",
+        "64x64",
+        "64x64_fine",
+        "128x128",
+        "128x128_fine",
+    ]
+]

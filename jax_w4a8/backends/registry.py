@@ -7,7 +7,7 @@ import importlib
 
 from jax_w4a8.backends.base import Backend
 
-NAMES = ("sm100", "host", "xla")
+NAMES = ("sm100", "sm90", "host", "xla")
 
 
 @functools.cache
