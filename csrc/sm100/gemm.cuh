@@ -28,6 +28,10 @@ constexpr Out out_of() {
   return std::is_same_v<Element, F16> ? Out::kF16 : Out::kF32;
 }
 
+// A CUTLASS kernel under a short name, which profilers and disassemblers show.
+template <class Element, const Tile& kTile>
+struct Sm100Kernel;
+
 // The CUTLASS types. The schedules are named because the automatic choice accepts FP4 pointers
 // that its own loads cannot take.
 template <class Element, const Tile& kTile>
@@ -88,7 +92,8 @@ struct GemmTypes {
   using ProblemShape =
       std::conditional_t<kGrouped, cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>,
                          cute::Shape<int, int, int, int>>;
-  using GemmKernel = cutlass::gemm::kernel::GemmUniversal<ProblemShape, Mainloop, Epilogue, void>;
+  using Universal = cutlass::gemm::kernel::GemmUniversal<ProblemShape, Mainloop, Epilogue, void>;
+  using GemmKernel = Sm100Kernel<Element, kTile>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
   using ScaleConfig = typename Mainloop::Sm1xxBlkScaledConfig;
 
@@ -102,6 +107,9 @@ struct GemmTypes {
     return kWeightsFirst ? cute::make_shape(n, m, k) : cute::make_shape(m, n, k);
   }
 };
+
+template <class Element, const Tile& kTile>
+struct Sm100Kernel : GemmTypes<Element, kTile>::Universal {};
 
 // Launches the GEMM, after `prepare`, which launches what writes its problems; nothing if CUTLASS
 // refuses the arguments. nullptr, or what failed.

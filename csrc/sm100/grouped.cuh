@@ -22,8 +22,7 @@ struct Grouped {
   using ScalesA = typename GemmKernel::CollectiveMainloop::InternalLayoutSFA;
   using ScalesB = typename GemmKernel::CollectiveMainloop::InternalLayoutSFB;
 
-  // Arrays over the groups, one after the other in the workspace. The shapes are not the first of
-  // them: a thread block without a tile reads the shape in front of the first.
+  // Arrays over the groups, one after the other in the workspace.
   struct Problems {
     const ElementA** a;
     const ElementB** b;

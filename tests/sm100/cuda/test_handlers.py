@@ -83,7 +83,9 @@ class Call:
         operands |= self.changes
         attributes = {"n": self.n, "k": self.k, "block": self.block, "tile": self.tile}
         target = f"jax_w4a8_sm100_{self.kind}_v1"
-        return standin.call(target, list(operands.values()), [y, workspace], attributes, self.device)
+        return standin.call(
+            target, list(operands.values()), [y, workspace], attributes, self.device
+        )
 
 
 def gemms(standin: Standin) -> list[str]:
