@@ -61,7 +61,8 @@ def embed(tensors, ids, mask, *, quantised):
         w = tensors[f"{name}.weight"]
         if quantised:
             x, w = fp8_activation(x), fp4_weight(w)
-        return x @ w.T + tensors[f"{name}.bias"]
+        rows = x.reshape(-1, x.shape[-1]) @ w.T  # one large product: NumPy loops over more axes
+        return rows.reshape(*x.shape[:-1], -1) + tensors[f"{name}.bias"]
 
     def norm(x, name):
         x = x - x.mean(axis=-1, keepdims=True)

@@ -57,7 +57,8 @@ def test_mean_cosine_is_that_of_the_emulated_quantisation(runs, emulated, backen
 
 
 def test_host_and_xla_agree_in_every_sentence(runs):
-    assert cosines(runs["host"].embeddings, runs["xla"].embeddings).min() >= 0.9999
+    worst = cosines(runs["host"].embeddings, runs["xla"].embeddings).min()
+    assert worst >= 0.9999
 
 
 def test_linear_weights_shrink_as_the_formats_say(outcome):
