@@ -69,8 +69,9 @@ class Call:
         n = -(-self.n // 8) * 8 if self.packed_n is None else self.packed_n
         k = -(-self.k // 128) * 128 if self.packed_k is None else self.packed_k
         tiles, units = -(-n // 128), -(-k // 128)
-        product = Product(self.kind, self.m, self.n, self.k, self.groups if experts else 1,
-                          self.block, "sm100", np.dtype(self.x_dtype), np.dtype(self.out))  # fmt: skip
+        groups = self.groups if experts else 1
+        product = Product(self.kind, self.m, self.n, self.k, groups, self.block, "sm100",
+                          np.dtype(self.x_dtype), np.dtype(self.out))  # fmt: skip
         operands = {"x": aligned((*rows, self.k), self.x_dtype, self.x_offset)}
         if self.x_dtype is E4M3:
             operands["x_scales"] = aligned((*rows, product.x_blocks), np.uint8)
