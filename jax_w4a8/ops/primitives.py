@@ -20,8 +20,11 @@ from jax.interpreters import batching, mlir
 
 from jax_w4a8 import backends
 from jax_w4a8.backends.base import Arrays
+from jax_w4a8.ops import partitioning
 from jax_w4a8.product import Product, blocks_along
 from jax_w4a8.varying import result_aval
+
+Function = Callable[..., Any]
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -52,41 +55,55 @@ class Operands:
 
 def bind_product(product: Product, operands: Operands, backend: str) -> jax.Array:
     """``product`` of ``operands``, by ``backend`` or whatever "auto" finds for it."""
-    return product_p.bind(*operands.flat(), product=product, backend=backend)
+    flat = operands.flat()
+    devices = partitioning.needs_devices(backend, flat, product.kind)
+    return product_p.bind(*flat, product=product, backend=backend, devices=devices)
 
 
 def bind_quantize(x: jax.Array, block: int, backend: str) -> Arrays:
     """Codes and scales of ``x`` ``[..., K]``; every backend gives the same bits."""
-    codes, scales = quantize_p.bind(x, block=block, backend=backend)
+    devices = partitioning.needs_devices(backend, (x,))
+    codes, scales = quantize_p.bind(x, block=block, backend=backend, devices=devices)
     return codes, scales
 
 
 @product_p.def_abstract_eval
-def _product_aval(*operands: Any, product: Product, backend: str) -> Any:
+def _product_aval(*operands: Any, product: Product, **_: Any) -> Any:
     return result_aval(product.out_shape, product.out_dtype, operands)
 
 
 @quantize_p.def_abstract_eval
-def _quantize_aval(x: Any, *, block: int, backend: str) -> Any:
+def _quantize_aval(x: Any, *, block: int, **_: Any) -> Any:
     codes = result_aval(x.shape, jnp.float8_e4m3fn, [x])
     blocks = blocks_along(x.shape[-1], block)
     return codes, result_aval((*x.shape[:-1], blocks), jnp.uint8, [x])
 
 
-def _run_product(*flat: Any, product: Product, backend: str, platform: str) -> jax.Array:
-    operands = Operands.split(product, flat)
+def _lower_product(context: Any, platform: str, product: Product, backend: str) -> Function:
     chosen = backends.choose(backend, product, platform)
-    weight = operands.weight
-    if product.layout not in chosen.layouts:
-        codes, scales = weight
-        weight = chosen.pack(codes, scales, product.n, product.k)
-        product = dataclasses.replace(product, layout=chosen.layouts[0])
-    return chosen.product(product, operands.x, operands.sizes, weight)
+
+    def run(product: Product, *flat: Any) -> jax.Array:
+        operands = Operands.split(product, flat)
+        weight = operands.weight
+        if product.layout not in chosen.layouts:
+            codes, scales = weight
+            weight = chosen.pack(codes, scales, product.n, product.k)
+            product = dataclasses.replace(product, layout=chosen.layouts[0])
+        return chosen.product(product, operands.x, operands.sizes, weight)
+
+    if partitioning.is_split(context, chosen, product.kind):
+        ranks = [aval.ndim for aval in context.avals_in]
+        return partitioning.split_product(product, ranks, run)
+    return functools.partial(run, product)
 
 
-def _run_quantize(x: Any, *, block: int, backend: str, platform: str) -> Arrays:
-    product = quantizing(x.shape, x.dtype, block)
-    return backends.choose(backend, product, platform).quantize(x, block)
+def _lower_quantize(context: Any, platform: str, block: int, backend: str) -> Function:
+    (x,) = context.avals_in
+    chosen = backends.choose(backend, quantizing(x.shape, x.dtype, block), platform)
+    run = functools.partial(chosen.quantize, block=block)
+    if partitioning.is_split(context, chosen):
+        return partitioning.split_quantize(x.shape, block, run)
+    return run
 
 
 def quantizing(shape: tuple[int, ...], dtype: Any, block: int) -> Product:
@@ -95,16 +112,16 @@ def quantizing(shape: tuple[int, ...], dtype: Any, block: int) -> Product:
     return Product("dense", rows, 1, shape[-1], 1, block, "plain", dtype, np.dtype("float32"))
 
 
-def _register(primitive: Primitive, run: Callable[..., Any]) -> None:
+def _register(primitive: Primitive, lower: Callable[..., Function]) -> None:
     """Gives ``primitive`` its lowerings, its evaluation outside jit, and nothing else."""
 
-    def rule(platform: str) -> Callable[..., Any]:
-        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-            function = functools.partial(run, platform=platform, **params)
+    def rule(platform: str) -> Function:
+        def lower_for(context: Any, *operands: Any, devices: Any, **params: Any) -> Any:
+            function = lower(context, platform, **params)
             lowered = mlir.lower_fun(function, multiple_results=primitive.multiple_results)
-            return lowered(ctx, *operands)
+            return lowered(context, *operands)
 
-        return lower
+        return lower_for
 
     for platform in PLATFORMS:
         mlir.register_lowering(primitive, rule(platform), platform=platform)
@@ -116,8 +133,8 @@ def _register(primitive: Primitive, run: Callable[..., Any]) -> None:
     primitive.def_impl(lambda *operands, **params: evaluate(*operands, params=(*params.items(),)))
 
 
-_register(product_p, _run_product)
-_register(quantize_p, _run_quantize)
+_register(product_p, _lower_product)
+_register(quantize_p, _lower_quantize)
 
 
 def _batch_quantize(args: Sequence[Any], dims: Sequence[int], **params: Any) -> Any:
@@ -127,7 +144,7 @@ def _batch_quantize(args: Sequence[Any], dims: Sequence[int], **params: Any) -> 
 
 
 def _batch_product(
-    args: Sequence[Any], dims: Sequence[Any], *, product: Product, backend: str
+    args: Sequence[Any], dims: Sequence[Any], *, product: Product, backend: str, devices: Any
 ) -> tuple[jax.Array, int]:
     mapped = [d is not None for d in dims]
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
@@ -183,6 +200,6 @@ def _one_by_one(
     def one(batched: list[Any]) -> jax.Array:
         rest = iter(batched)
         flat = [next(rest) if m else a for a, m in zip(front, mapped, strict=True)]
-        return product_p.bind(*flat, product=product, backend=backend)
+        return bind_product(product, Operands.split(product, flat), backend)
 
     return jax.lax.map(one, [a for a, m in zip(front, mapped, strict=True) if m])
