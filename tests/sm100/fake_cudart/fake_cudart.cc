@@ -33,6 +33,7 @@ std::vector<std::string> launched;
 int refused_tensor_maps = 0;
 FakeLaunchCallback callback = nullptr;
 thread_local std::vector<Configuration> configurations;
+thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t launch(const void* function, dim3 grid, dim3 block, dim3 cluster, size_t shared_bytes,
                    cudaStream_t stream, void** arguments) {
@@ -52,7 +53,8 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, dim3 cluster, si
                              static_cast<uint32_t>(shared_bytes),
                              arguments,
                              stream};
-  return run(&record) == 0 ? cudaSuccess : cudaErrorLaunchFailure;
+  if (run(&record) != 0) last_error = cudaErrorLaunchFailure;
+  return last_error;
 }
 
 // What the driver's documentation says of the arguments, for the types and modes in use here.
@@ -224,7 +226,13 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorInvalidDevice ? "invalid device ordinal" : "stand-in error";
 }
