@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
@@ -287,6 +288,17 @@ def test_layers_of_experts_scan():
     for layer in layers:
         expected = expected + apply(layer, expected)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_holds_the_packed_weights(tmp_path):
+    layer, x = make(MoEConfig(top_k=2)), tokens(5)
+    graph, state = nnx.split(layer)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "layer", state)
+    with ocp.StandardCheckpointer() as checkpointer:
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+        restored = checkpointer.restore(tmp_path / "layer", shapes)
+    np.testing.assert_array_equal(apply(nnx.merge(graph, restored), x), apply(layer, x))
 
 
 WRONG = {

@@ -1,0 +1,1 @@
+"""The parts of ``moe_lm.py``: text, model, training, picture."""
