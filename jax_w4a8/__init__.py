@@ -12,7 +12,9 @@ from jax_w4a8.activations import QuantizedActivation
 from jax_w4a8.backends import BackendError, use_backend
 from jax_w4a8.ops import (
     dot,
+    export_safety_checks,
     grouped_dot,
+    load_kernels,
     masked_grouped_dot,
     prepack,
     quantize_activation,
@@ -29,7 +31,9 @@ __all__ = [
     "W4A8Dense",
     "W4A8MoE",
     "dot",
+    "export_safety_checks",
     "grouped_dot",
+    "load_kernels",
     "masked_grouped_dot",
     "prepack",
     "quantize",

@@ -51,6 +51,13 @@ class Backend:
         """Names of the compiled kernels of this process, whether or not a device takes them."""
         return ()
 
+    def targets(self) -> tuple[str, ...]:
+        """Names of the custom calls that its code may hold; none where it is plain JAX."""
+        if not self.platforms:
+            return ()
+        operations = ("dense", "grouped", "masked", "quantize")
+        return tuple(f"jax_w4a8_{self.name}_{operation}_v1" for operation in operations)
+
     def quantize(self, x: jax.Array, block: int) -> Arrays:
         """Quantises ``x`` ``[..., K]`` to codes ``[..., K]`` and scales ``[..., blocks]``."""
         raise NotImplementedError

@@ -73,6 +73,9 @@ class Sm100Backend(Backend):
             return ()
         return tuple(f"{kernel['tile']} -> {kernel['out']}" for kernel in module.kernels())
 
+    def targets(self) -> tuple[str, ...]:
+        return (*super().targets(), "jax_w4a8_sm100_silu_mul_quantize_v1")
+
     def quantize(self, x: jax.Array, block: int) -> Arrays:
         return _quantize("jax_w4a8_sm100_quantize_v1", (x,), block)
 
