@@ -3,6 +3,4 @@
 import importlib.util
 
 # What calls the compiled kernels' handlers needs the extension; `make cuda` builds it.
-collect_ignore = ["gpu"]
-if importlib.util.find_spec("jax_w4a8._sm100") is None:
-    collect_ignore.append("cuda")
+collect_ignore = [] if importlib.util.find_spec("jax_w4a8._sm100") else ["cuda"]
