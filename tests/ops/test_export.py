@@ -128,7 +128,7 @@ def test_for_a_gpu_from_a_host_without_one(name):
 
 
 def test_for_several_devices(backend):
-    """How a product is split is not part of what is exported; the results are right all the same."""
+    """How a product is split is not part of what is exported; the result is right all the same."""
     mesh = jax.make_mesh((4,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
     x = jax.device_put(np.concatenate([X, X, X, X]), spec)
