@@ -151,10 +151,10 @@ def quantize_params(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "W4A8MoE":
-        from jax_w4a8.linen_moe import W4A8MoE
+    if name in ("W4A8MoE", "quantize_experts"):
+        from jax_w4a8 import linen_moe
 
-        return W4A8MoE
+        return getattr(linen_moe, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_w4a8.layers.experts import MoEConfig
-from jax_w4a8.layers.moe import MoE, W4A8MoE
+from jax_w4a8.layers import MoE, MoEConfig, W4A8MoE
 
 BYTES = 256
 

@@ -11,7 +11,7 @@ import jax_w4a8
 from jax_w4a8 import linen
 from jax_w4a8.layers.experts import MoEConfig
 from jax_w4a8.layers.moe import W4A8MoE
-from jax_w4a8.linen_moe import quantize_experts
+from jax_w4a8.linen import quantize_experts
 
 CONFIG = MoEConfig(top_k=2, score="sigmoid")
 
