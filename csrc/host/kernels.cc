@@ -219,13 +219,14 @@ int32_t scale_factors(const uint8_t* scales, const uint8_t* codes, int64_t block
   return range.highest - 127 - kTop;
 }
 
-// The sums of X rows of activations with W rows of the weight.
-template <int X, int W>
+// The sums of X rows of activations with W rows of the weight, added up chunk by chunk in Totals:
+// Floats or Doubles.
+template <int X, int W, class Totals>
 void dots(const float* x, int64_t stride, const WeightRow* weight, int64_t whole, int64_t chunks,
-          float (*sums)[W]) {
+          double (*sums)[W]) {
   // Rows are read once and in order; short ones end before the hardware has learnt to read ahead.
   const int64_t ahead = kRowsAhead * (weight[W - 1].codes - weight[0].codes);
-  Floats totals[X][W] = {};
+  Totals totals[X][W] = {};
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     Bits packed[W];
     for (int w = 0; w < W; ++w) {
@@ -246,7 +247,7 @@ void dots(const float* x, int64_t stride, const WeightRow* weight, int64_t whole
     }
     for (int w = 0; w < W; ++w) {
       const Floats factors = load<Floats>(weight[w].factors + chunk * kLanes);
-      for (int m = 0; m < X; ++m) totals[m][w] += parts[m][w] * factors;
+      for (int m = 0; m < X; ++m) add_scaled(totals[m][w], parts[m][w], factors);
     }
   }
   for (int m = 0; m < X; ++m) {
@@ -274,15 +275,22 @@ struct Columns {
   // Rows [m, m + X) of y in these columns.
   template <int X, int W>
   void multiply(int64_t m) const {
-    float sums[X][W];
+    double sums[X][W];
     const int64_t stride = laid_out_size(shape.k), whole = shape.k_padded() / kChunk;
-    dots<X, W>(rows.laid_out + m * stride, stride, weight, whole, chunks_of(shape.k), sums);
+    const float* x = rows.laid_out + m * stride;
+    // A float32 result shows the last bits of its sum, which depend on the order of the terms, and
+    // one of them flips codes of the layers to come; double has room for the sum itself.
+    if (rows.y_type == Float::kF32) {
+      dots<X, W, Doubles>(x, stride, weight, whole, chunks_of(shape.k), sums);
+    } else {
+      dots<X, W, Floats>(x, stride, weight, whole, chunks_of(shape.k), sums);
+    }
     for (int i = 0; i < X; ++i) {
       for (int w = 0; w < W; ++w) write(m + i, w, sums[i][w]);
     }
   }
 
-  void write(int64_t m, int w, float sum) const {
+  void write(int64_t m, int w, double sum) const {
     double value;
     if (rows.exponents[m] == kWideRow || exponents[w] == kWideRow) {
       const XRow x = {rows.codes + m * shape.k, rows.scales + m * shape.x_blocks()};
@@ -290,7 +298,7 @@ struct Columns {
       value =
           exact_dot(x, plain.codes + (n + w) * 16 * blocks, plain.scales + (n + w) * blocks, shape);
     } else {
-      value = (double)sum * power_of_two_double((int64_t)rows.exponents[m] + exponents[w]);
+      value = sum * power_of_two_double((int64_t)rows.exponents[m] + exponents[w]);
     }
     JAX_W4A8_ISA::write(rows.y, rows.y_type, m * shape.n + n + w, value);
   }

@@ -13,6 +13,7 @@ inline constexpr int kLanes = 4;
 #endif
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef double Doubles __attribute__((vector_size(8 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
 
@@ -53,7 +54,7 @@ inline Floats decode_nibbles(Bits packed, int index) {
 #endif
 }
 
-inline float sum(Floats vector) {
+inline float sum(const Floats& vector) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)vector);
 #elif defined(__AVX2__)
@@ -63,4 +64,22 @@ inline float sum(Floats vector) {
 #else
   return (vector[0] + vector[1]) + (vector[2] + vector[3]);
 #endif
+}
+
+inline double sum(const Doubles& vector) {
+  double lanes[kLanes];
+  __builtin_memcpy(lanes, &vector, sizeof(lanes));
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+// sums += parts * factors
+inline void add_scaled(Floats& sums, const Floats& parts, const Floats& factors) {
+  sums += parts * factors;
+}
+
+inline void add_scaled(Doubles& sums, const Floats& parts, const Floats& factors) {
+  sums += __builtin_convertvector(parts * factors, Doubles);
 }

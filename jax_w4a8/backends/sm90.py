@@ -65,7 +65,8 @@ class Sm90Backend(Backend):
     name = "sm90"
     platforms = ("cuda",)
     layouts = ("sm90",)
-    accuracy = 2.0**-12
+    # Hopper sums FP8 products with about 14 bits below the largest; 2**-10.9 is the worst that was measured.
+    accuracy = 2.0**-9
 
     def missing(self) -> str | None:
         return _extension().reason
