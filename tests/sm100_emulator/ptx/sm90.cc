@@ -1,0 +1,7 @@
+#include "decode.h"
+
+namespace ptx {
+
+void add_sm90(Table&) {}
+
+}  // namespace ptx
