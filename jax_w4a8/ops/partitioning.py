@@ -1,10 +1,10 @@
 """Splits products over the devices of a mesh, under ``jit`` with sharded operands.
 
-XLA cannot look into a custom call, and gathers its operands on every device. Here it learns which
-dimensions belong together (an einsum with a few dimensions that must stay whole), and each device
-computes the product of its own pieces: along M, N and the experts of a masked product without
-communication, along K and the experts of a grouped one with one sum of float32 results. Grouped
-and masked products in plain JAX need it too: their loop over experts would gather all weights.
+XLA cannot look into a custom call, and gathers its operands on every device; a loop over experts in
+plain JAX would gather all weights. Here XLA learns which dimensions belong together (an einsum with
+a few dimensions that must stay whole), and each device computes the product of its own pieces:
+along M, N and the experts of a masked product without communication, along K and the experts of a
+grouped one with one sum of float32 results.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_w4a8.backends.base import Backend
 from jax_w4a8.formats import WEIGHT_BLOCK
-from jax_w4a8.product import Kind, Product
+from jax_w4a8.product import Product
 from jax_w4a8.varying import varying_axes
 
 Axes = tuple[str, ...]
@@ -193,16 +192,14 @@ def split_quantize(shape: tuple[int, ...], block: int, run: Function) -> Functio
     return split(rule, lambda mesh, axes: run)
 
 
-def needs_devices(backend: str, operands: Sequence[Any], kind: Kind = "dense") -> Any:
+def needs_devices(operands: Sequence[Any]) -> Any:
     """A parameter with which a primitive is lowered knowing the devices and their mesh, or None.
 
     JAX tells a lowering rule about them only if the traced function contains an equation that asks
     for them, in a parameter if nowhere else.
     """
-    plain = backend == "xla" and kind == "dense"
-    if plain or jax.device_count() == 1 or varying_axes(operands):
-        return None
-    return _asks_for_devices()
+    alone = jax.device_count() == 1 or varying_axes(operands)
+    return None if alone else _asks_for_devices()
 
 
 @functools.cache
@@ -212,8 +209,8 @@ def _asks_for_devices() -> Any:
     return jax.make_jaxpr(function)(0.0)
 
 
-def is_split(context: Any, backend: Backend, kind: Kind = "dense") -> bool:
-    """Whether XLA shares what is lowered in ``context`` out over devices, and needs help for it.
+def is_split(context: Any) -> bool:
+    """Whether XLA shares what is lowered in ``context`` out over several devices.
 
     Not in a ``shard_map``, where every device computes its own product already, and not for
     export, since how to split is a Python function of this process.
@@ -221,8 +218,7 @@ def is_split(context: Any, backend: Backend, kind: Kind = "dense") -> bool:
     module = context.module_context
     spread = module.axis_context
     return bool(
-        (backend.platforms or kind != "dense")
-        and getattr(spread, "num_devices", 1) > 1
+        getattr(spread, "num_devices", 1) > 1
         and getattr(spread, "device_assignment", None) is not None
         and getattr(spread, "abstract_mesh", None) is not None
         and not module.lowering_parameters.for_export

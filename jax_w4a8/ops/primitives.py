@@ -56,13 +56,13 @@ class Operands:
 def bind_product(product: Product, operands: Operands, backend: str) -> jax.Array:
     """``product`` of ``operands``, by ``backend`` or whatever "auto" finds for it."""
     flat = operands.flat()
-    devices = partitioning.needs_devices(backend, flat, product.kind)
+    devices = partitioning.needs_devices(flat)
     return product_p.bind(*flat, product=product, backend=backend, devices=devices)
 
 
 def bind_quantize(x: jax.Array, block: int, backend: str) -> Arrays:
     """Codes and scales of ``x`` ``[..., K]``; every backend gives the same bits."""
-    devices = partitioning.needs_devices(backend, (x,))
+    devices = partitioning.needs_devices((x,))
     codes, scales = quantize_p.bind(x, block=block, backend=backend, devices=devices)
     return codes, scales
 
@@ -91,7 +91,7 @@ def _lower_product(context: Any, platform: str, product: Product, backend: str) 
             product = dataclasses.replace(product, layout=chosen.layouts[0])
         return chosen.product(product, operands.x, operands.sizes, weight)
 
-    if partitioning.is_split(context, chosen, product.kind):
+    if partitioning.is_split(context):
         ranks = [aval.ndim for aval in context.avals_in]
         return partitioning.split_product(product, ranks, run)
     return functools.partial(run, product)
@@ -101,7 +101,7 @@ def _lower_quantize(context: Any, platform: str, block: int, backend: str) -> Fu
     (x,) = context.avals_in
     chosen = backends.choose(backend, quantizing(x.shape, x.dtype, block), platform)
     run = functools.partial(chosen.quantize, block=block)
-    if partitioning.is_split(context, chosen):
+    if partitioning.is_split(context):
         return partitioning.split_quantize(x.shape, block, run)
     return run
 
