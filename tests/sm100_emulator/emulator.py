@@ -14,7 +14,7 @@ import numpy as np
 from tests.sm100.standin import ROOT, Launch
 
 SOURCES = pathlib.Path(__file__).parent / "ptx"
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}")
 
 
 class EmulationError(Exception):

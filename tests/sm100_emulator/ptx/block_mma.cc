@@ -31,6 +31,7 @@ uint32_t to_float(int64_t sum, int exponent) {
   // The unit of the last place is 2^(biased - bias - 23).
   const auto digits =
       static_cast<uint32_t>(shift(static_cast<int64_t>(magnitude), exponent - (biased - kBias - kFraction)));
+  if (digits == 0) return 0;
   const bool subnormal = digits >> kFraction == 0;
   return sign | (subnormal ? digits : static_cast<uint32_t>(biased) << kFraction | (digits & 0x7FFFFF));
 }
@@ -71,9 +72,19 @@ uint32_t multiply_accumulate(const ScaledRow& a, Format a_format, const ScaledRo
   if (carried != 0) largest = std::max(largest, carried_exponent);
   if (accumulator & kSign) carried = -carried;
   int64_t sum = shift(carried, kWindow - kFraction + carried_exponent - largest);
+  // Products have 6 bits and move up by 21 at most, so that 16 of them fit 32 bits. No branches:
+  // this is where the emulator spends its time.
   const int up = kWindow - fraction_bits(a_format) - fraction_bits(b_format);
-  for (int k = 0; k < kMmaK; ++k) {
-    if (product[k] != 0) sum += shift(product[k], up + exponent[k] - largest);
+  for (int half = 0; half < kMmaK; half += kMmaK / 2) {
+    int32_t part = 0;
+    for (int k = half; k < half + kMmaK / 2; ++k) {
+      const int by = up + exponent[k] - largest;
+      const auto magnitude = static_cast<uint32_t>(std::abs(product[k]));
+      const auto moved = static_cast<int32_t>(magnitude << std::max(by, 0) >>
+                                              std::min(std::max(-by, 0), 31));
+      part += product[k] < 0 ? -moved : moved;
+    }
+    sum += part;
   }
   return to_float(sum, largest - kWindow);
 }

@@ -41,8 +41,8 @@ Execute shfl(Decoder& d) {
       warp.registers[to][lane] = static_cast<uint32_t>(values[from]);
       if (valid >= 0) warp.registers[valid][lane] = inside;
     });
-    warp.undefined[to] = (warp.undefined[to] & ~lanes) | result_undefined;
-    if (valid >= 0) warp.undefined[valid] &= ~lanes;
+    warp.undefined[to] = (warp.undefined[to] & ~both_halves(lanes)) | both_halves(result_undefined);
+    if (valid >= 0) warp.undefined[valid] &= ~both_halves(lanes);
     return Outcome::kNext;
   };
 }
@@ -195,7 +195,8 @@ Execute stmatrix(Decoder& d) {
           const uint64_t value = from[matrix].lanes(warp)[lane] >> (16 * (c % 2));
           view.data[2 * column] = value & 255;
           view.data[2 * column + 1] = value >> 8 & 255;
-          std::memset(view.defined + 2 * column, !(from[matrix].undefined(warp) >> lane & 1), 2);
+          const bool bad = from[matrix].undefined_halves(warp) >> (lane + 32 * (c % 2)) & 1;
+          std::memset(view.defined + 2 * column, !bad, 2);
         }
         shared.mark_written(at & kOffsetMask, 16, warp.index);
       }

@@ -66,6 +66,7 @@ using Convert = uint32_t (*)(float);
 Execute convert_pair(Decoder& d, Convert convert, int width) {
   const int to = d.destination(0);
   const Source a = d.data(1), b = d.data(2);
+  if (width == 16) d.packs(a, b);
   return [=](Machine&, Warp& warp, uint32_t lanes) {
     each(lanes, [&](int i) {
       warp.registers[to][i] = convert(as_float(a.lanes(warp)[i])) << width |

@@ -141,16 +141,23 @@ std::string Decoder::register_type(const std::string& name) const {
 
 Execute Decoder::checked(Execute execute) const {
   return [execute = std::move(execute), must = must_be_defined_, data = data_,
-          destinations = destinations_](Machine& machine, Warp& warp, uint32_t lanes) {
+          destinations = destinations_, packs = packs_, upper = upper_,
+          lower = lower_](Machine& machine, Warp& warp, uint32_t lanes) {
     for (int slot : must) {
-      if (warp.undefined[slot] & lanes) {
+      if (warp.undefined[slot] & both_halves(lanes)) {
         throw Error("an operand was computed from memory or registers that nobody wrote");
       }
     }
-    uint32_t undefined = 0;
-    for (int slot : data) undefined |= warp.undefined[slot];
+    uint64_t undefined = 0;
+    if (packs) {
+      undefined = uint64_t{upper.undefined(warp)} << 32 | lower.undefined(warp);
+    } else {
+      for (int slot : data) undefined |= warp.undefined[slot];
+      undefined = both_halves(static_cast<uint32_t>(undefined | undefined >> 32));
+    }
+    const uint64_t mask = both_halves(lanes);
     for (int slot : destinations) {
-      warp.undefined[slot] = (warp.undefined[slot] & ~lanes) | (undefined & lanes);
+      warp.undefined[slot] = (warp.undefined[slot] & ~mask) | (undefined & mask);
     }
     return execute(machine, warp, lanes);
   };

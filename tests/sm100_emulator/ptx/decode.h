@@ -18,7 +18,10 @@ struct Source {
   const Lanes& lanes(const Warp& warp) const {
     return slot < 0 ? *constant : warp.registers[slot];
   }
-  uint32_t undefined(const Warp& warp) const { return slot < 0 ? 0 : warp.undefined[slot]; }
+  uint32_t undefined(const Warp& warp) const {
+    return static_cast<uint32_t>(undefined_halves(warp) | undefined_halves(warp) >> 32);
+  }
+  uint64_t undefined_halves(const Warp& warp) const { return slot < 0 ? 0 : warp.undefined[slot]; }
 };
 
 // [register + offset]
@@ -60,6 +63,9 @@ class Decoder {
   std::string register_type(const std::string& name) const;
   const std::string& text(size_t operand) const;
 
+  // The destination's halves are made of one source each.
+  void packs(const Source& upper, const Source& lower) { upper_ = upper, lower_ = lower, packs_ = true; }
+
   // `execute`, after a check that no source is undefined; destinations become defined, or as
   // undefined as the data are.
   Execute checked(Execute execute) const;
@@ -69,6 +75,8 @@ class Decoder {
  private:
   const std::map<std::string, uint64_t>& globals_;
   std::vector<int> must_be_defined_, data_, destinations_;
+  Source upper_, lower_;
+  bool packs_ = false;
 };
 
 using Build = Execute (*)(Decoder&);

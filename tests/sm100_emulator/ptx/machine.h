@@ -24,6 +24,8 @@ constexpr uint32_t kSharedStart = 1024, kSharedBytes = 228 * 1024;
 constexpr int kRankShift = 24;
 constexpr uint32_t kOffsetMask = (1u << kRankShift) - 1;
 
+constexpr uint64_t both_halves(uint32_t lanes) { return lanes | uint64_t{lanes} << 32; }
+
 using Lanes = std::array<uint64_t, kWarp>;
 struct Dim3 {
   uint32_t x, y, z;
@@ -46,7 +48,8 @@ struct Warp {
   Cta* cta;
   int index;
   std::vector<Lanes> registers;
-  std::vector<uint32_t> undefined;  // lanes, by register
+  // Lanes, by register: of the lower 16 bits, and from bit 32 on of the rest.
+  std::vector<uint64_t> undefined;
   uint32_t alive;
 
   // Lanes that are at the same instruction.

@@ -117,7 +117,7 @@ void Machine::start_cluster(Dim3 first, uint32_t shared_bytes) {
       warp->cta = cta.get();
       warp->index = static_cast<int>(w);
       warp->registers.resize(program_->slots);
-      warp->undefined.assign(program_->slots, kAllLanes);
+      warp->undefined.assign(program_->slots, ~0ull);
       warp->alive = 0;
       set(*warp, kernel, "%warpid", w);
       set(*warp, kernel, "%cluster_ctarank", rank);
@@ -223,7 +223,7 @@ bool Machine::step(Warp& warp, Warp::Group group) {
   if (++instructions_ > options.most_instructions) throw Error("too many instructions");
   uint32_t lanes = group.lanes;
   if (step.guard >= 0) {
-    if (warp.undefined[step.guard] & lanes) throw Error("the guard is undefined");
+    if (warp.undefined[step.guard] & both_halves(lanes)) throw Error("the guard is undefined");
     const Lanes& guard = warp.registers[step.guard];
     for (int lane = 0; lane < kWarp; ++lane) {
       if ((guard[lane] != 0) == step.guard_negated) lanes &= ~(1u << lane);

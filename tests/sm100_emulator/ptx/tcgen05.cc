@@ -131,7 +131,7 @@ Execute ld(Decoder& d) {
         warp.registers[to[r]][t] = warp.cta->tensor.cells[cell];
         if (!warp.cta->tensor.defined[cell]) undefined |= 1u << t;
       });
-      warp.undefined[to[r]] = undefined;
+      warp.undefined[to[r]] = both_halves(undefined);
     }
     return Outcome::kNext;
   };

@@ -8,16 +8,20 @@ constexpr int kBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
 constexpr int kFp4Align16 = 14;
 // 16 numbers of 4 bits lie in 8 bytes of global memory, and in 16 of shared memory: the lower 8.
 constexpr int kFp4Chunk = 16, kFp4ChunkBytes = 8, kFp4SlotBytes = 16;
-// CUtensorMapSwizzle: none, 32, 64 and 128 bytes, by the bits of the address that are exchanged.
-constexpr uint32_t kSwizzleMask[] = {0, 1, 3, 7};
+// 5.5.5: chunks of 2^chunk bytes are permuted by the address of their 128-byte line. By
+// CUtensorMapSwizzle: none, 32, 64 and 128 bytes, and 128 bytes with chunks of 32.
+constexpr struct {
+  uint32_t mask, chunk, alignment;
+} kSwizzles[] = {{0, 4, 128}, {1, 4, 256}, {3, 4, 512}, {7, 4, 1024}, {3, 5, 512}};
 
-// 5.5.5: 16-byte chunks are permuted by the address of their 128-byte line.
-uint32_t swizzle(uint32_t offset, int mode) { return offset ^ (offset >> 7 & kSwizzleMask[mode]) << 4; }
+uint32_t swizzle(uint32_t offset, int mode) {
+  return offset ^ (offset >> 7 & kSwizzles[mode].mask) << kSwizzles[mode].chunk;
+}
 
 // 9.7.9.26.1 tensormap.replace, on the stand-in's fields.
 Execute replace(Decoder& d) {
   if (!d.has("tile") || !d.has("shared::cta")) d.unknown();
-  const std::string field = d.part(2);
+  const std::string field = d.part(3);
   const bool indexed = field == "global_dim" || field == "global_stride";
   if (!indexed && field != "global_address") d.unknown();
   const Address address = d.address(0);
@@ -94,10 +98,9 @@ std::vector<TensorMap::Piece> TensorMap::box_at(const std::vector<int32_t>& coor
                                                 uint32_t shared) const {
   const bool fp4 = fields.type == kFp4Align16;
   if (!fp4 && fields.type >= std::size(kBytes)) throw Error("unknown type of tensor map");
-  if (fields.swizzle > 3 || fields.interleave != 0) throw Error("unknown layout of tensor map");
+  if (fields.swizzle >= std::size(kSwizzles) || fields.interleave != 0) throw Error("unknown layout of tensor map");
   if (coordinates.size() != fields.rank) throw Error("coordinates of another rank than the tensor's");
-  const int alignment = fields.swizzle == 0 ? 128 : 128 << fields.swizzle;
-  if (shared % (fields.swizzle == 0 ? 128 : std::min(alignment, 1024)) != 0) {
+  if (shared % kSwizzles[fields.swizzle].alignment != 0) {
     throw Error("misaligned box in shared memory");
   }
   const int step = fp4 ? kFp4Chunk : 1;

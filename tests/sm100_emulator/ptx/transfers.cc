@@ -84,7 +84,8 @@ Execute ld(Decoder& d) {
         each(lanes, [&](int lane) {
           warp.registers[to[i] + half][lane] = values[wide ? half : i][lane];
         });
-        warp.undefined[to[i] + half] = (warp.undefined[to[i] + half] & ~lanes) | undefined[i];
+        warp.undefined[to[i] + half] = (warp.undefined[to[i] + half] & ~both_halves(lanes)) |
+                                       both_halves(undefined[i]);
       }
     }
     return Outcome::kNext;
@@ -107,8 +108,10 @@ Execute st(Decoder& d) {
       for (int i = 0; i < access.count; ++i) {
         const uint64_t value = from[i].lanes(warp)[lane];
         std::memcpy(view.data + i * access.element, &value, access.element);
-        std::memset(view.defined + i * access.element, !(from[i].undefined(warp) >> lane & 1),
-                    access.element);
+        for (int byte = 0; byte < access.element; ++byte) {
+          const int bit = lane + (byte < 2 ? 0 : 32);
+          view.defined[i * access.element + byte] = !(from[i].undefined_halves(warp) >> bit & 1);
+        }
       }
       if (access.space == Space::kShared) {
         const uint32_t at = access.address.shared(warp, lane);
