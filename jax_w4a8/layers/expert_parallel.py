@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_w4a8.activations import check_block
 from jax_w4a8.layers.experts import Experts, MoEConfig, Router, mixture, route, run_experts
@@ -116,18 +116,19 @@ def expert_parallel(
         ids = jnp.where(used[:, None], ids, NOTHING)
         return exchange.run(x.astype(config.dtype_of(x)), weights, ids, experts, capacity)
 
+    lead = (*jnp.shape(x)[:-1], 1)
+
     def routed(x: jax.Array) -> jax.Array:
         tokens, padding = x.shape[0], -x.shape[0] % devices
         if not tokens:
             return jnp.zeros((0, experts.down.n), jnp.float32)
-        run = jax.shard_map(
-            local,
-            mesh=mesh,
-            in_specs=(spread, spread, PartitionSpec(), _specs(experts, expert_axis, tensor_axis)),
-            out_specs=spread,
-        )
+        specs = (spread, spread, PartitionSpec(), _specs(experts, expert_axis, tensor_axis))
         used = jnp.arange(tokens + padding) < tokens
-        return run(jnp.pad(x, ((0, padding), (0, 0))), used, router, experts)[:tokens]
+        operands = (jnp.pad(x, ((0, padding), (0, 0))), used, router, experts)
+        run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=spread)
+        y = run(*(_place(a, mesh, s) for a, s in zip(operands, specs, strict=True)))
+        # Typed shardings cannot follow where devices do not divide the dimensions of the result.
+        return _place(y, mesh, PartitionSpec())[:tokens] if lead[0] % devices else y
 
     return mixture(x, routed, layer.shared, config)
 
@@ -228,6 +229,15 @@ def _specs(experts: Experts, expert_axis: str, tensor_axis: str | None) -> Exper
         for name, part in parts.items()
     }
     return Experts(**specs)
+
+
+def _place(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    """``tree`` divided by ``specs``, where the mesh has types that must say so."""
+    if AxisType.Explicit not in mesh.axis_types:
+        return tree
+    if isinstance(specs, PartitionSpec):
+        specs = jax.tree.map(lambda _: specs, tree)
+    return jax.tree.map(lambda a, s: jax.sharding.reshard(a, NamedSharding(mesh, s)), tree, specs)
 
 
 def _interleave(layer: W4A8MoE) -> None:

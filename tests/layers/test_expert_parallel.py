@@ -27,9 +27,9 @@ MESHES = {
 COLLECTIVES = r"(all-to-all|all-gather|all-reduce|collective-permute|reduce-scatter)(?:-start)?\("
 
 
-def mesh_of(name):
+def mesh_of(name, kind=AxisType.Auto):
     axes = MESHES[name]
-    types = (AxisType.Auto,) * len(axes)
+    types = (kind,) * len(axes)
     return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types)
 
 
@@ -122,6 +122,16 @@ def test_tokens_need_not_divide_by_the_devices(count):
     assert y.shape == (count, 40)
     if count:
         close(y, expected)
+
+
+@pytest.mark.parametrize("shape", [(13,), (2, 32), (8, 2)])
+def test_a_mesh_of_explicit_axes(shape):
+    layer, x = make(), tokens(math.prod(shape))
+    expected = apply(layer, x)
+    f, state = parallel(layer, mesh_of("experts and tensor", AxisType.Explicit))
+    y = f(state, x.reshape(*shape, 64))
+    assert y.shape == (*shape, 40)
+    close(y.reshape(-1, 40), expected)
 
 
 def test_bfloat16_gives_the_same_bits_over_experts():
