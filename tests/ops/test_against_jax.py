@@ -62,9 +62,8 @@ def test_block_scaled_products(backend, reference):
     close(jax_w4a8.dot(a, w), reference(a, w)[0], a, w)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_ragged_dot(backend, seed):
-    rng = np.random.default_rng(seed)
+def test_ragged_dot(backend):
+    rng = np.random.default_rng(0)
     w = jax_w4a8.quantize(rng.normal(size=(4, K, N)).astype(np.float32))
     a = jax_w4a8.quantize_activation(rng.normal(size=(M, K)).astype(np.float32))
     sizes = rng.multinomial(M - 2, [0.25] * 4).astype(np.int32)
