@@ -29,6 +29,8 @@ OUTS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 # How the type is mangled as a template's argument.
 MANGLED = {"bfloat16": "NS_10bfloat16_tE", "float16": "NS_6half_tE", "float32": "f"}
 
+TOOLS = ("cuobjdump", "nvdisasm")
+
 # The block-scaled MMA takes the address of its scales behind the instruction descriptor.
 MMA = re.compile(r"UTCQMMA\S* gdesc\[\w+\], gdesc\[\w+\], tmem.*idesc\[\w+\], tmem\[\w+\]")
 LOAD = re.compile(r"\bUTMALDG\.")
@@ -121,30 +123,35 @@ def compile_seconds(build: pathlib.Path) -> dict[str, float]:
     return found
 
 
-def tool(name: str) -> str:
+def find_tool(name: str) -> str | None:
     """The path of a CUDA tool, on PATH or in its package."""
-    path = shutil.which(name)
-    if path is not None:
-        return path
     try:
         files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
     except importlib.metadata.PackageNotFoundError:
         files = []
-    for file in files:
-        if file.name == name:
-            return str(file.locate())
-    sys.exit(f"{name}: not on PATH; pip install nvidia-cuda-{name}")
+    return shutil.which(name) or next((str(f.locate()) for f in files if f.name == name), None)
 
 
 def dump(library: str, option: str) -> str:
     """What cuobjdump prints of the extension."""
-    cuobjdump = tool("cuobjdump")
-    folder = str(pathlib.Path(tool("nvdisasm")).parent)
+    found = {name: find_tool(name) for name in TOOLS}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        packages = " ".join(f"nvidia-cuda-{name}" for name in missing)
+        sys.exit(f"{' and '.join(missing)}: not on PATH; pip install {packages}")
+    # cuobjdump looks for nvdisasm on PATH.
+    folder = str(pathlib.Path(str(found["nvdisasm"])).parent)
     environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = [cuobjdump, option, library]
+    command = [str(found["cuobjdump"]), option, library]
     return subprocess.run(
         command, check=True, capture_output=True, text=True, env=environment
     ).stdout
+
+
+def rows_of(module: Any, seconds: dict[str, float]) -> list[Row]:
+    """A row for each kernel of the extension ``jax_w4a8._sm100``."""
+    sass, usage = dump(module.__file__, "-sass"), dump(module.__file__, "-res-usage")
+    return list(rows(module.kernels(), sass, usage, seconds))
 
 
 def table(found: Sequence[Row]) -> str:
@@ -175,8 +182,7 @@ def main() -> None:
 
     from jax_w4a8 import _sm100
 
-    sass, usage = dump(_sm100.__file__, "-sass"), dump(_sm100.__file__, "-res-usage")
-    found = list(rows(_sm100.kernels(), sass, usage, seconds))
+    found = rows_of(_sm100, seconds)
     print(table(found))
     faults = [fault for row in found for fault in row.faults()]
     if faults:
