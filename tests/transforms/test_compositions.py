@@ -33,13 +33,11 @@ def loss(x, w):
 
 
 def test_grad_of_vmap(backend, weights):
-    g = jax.grad(lambda x: jnp.sum(jax.vmap(loss)(x, weights)))(X)
+    g = jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(loss)(x, weights))))(X)
     np.testing.assert_array_equal(g, (X @ KERNELS) @ KERNELS.transpose(0, 2, 1))
 
 
 def test_vmap_of_grad(backend, weights):
-    g = jax.jit(jax.vmap(jax.grad(loss)))(X, weights)
-    np.testing.assert_array_equal(g, (X @ KERNELS) @ KERNELS.transpose(0, 2, 1))
     g = jax.jit(jax.vmap(jax.grad(loss), (0, None)))(X, first(weights))
     np.testing.assert_array_equal(g, (X @ KERNELS[0]) @ KERNELS[0].T)
 
