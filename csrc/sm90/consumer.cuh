@@ -92,8 +92,7 @@ class Consumer {
   }
 
   __device__ void load(uint32_t (&a)[16]) const {
-    const uint8_t* unit =
-        shared_.stage_data(ring_.stage) + C::kUnitsAt + group_ * kUnitBytes;
+    const uint8_t* unit = shared_.stage_data(ring_.stage) + C::kUnitsAt + group_ * kUnitBytes;
     const uint4* codes = reinterpret_cast<const uint4*>(unit);
     const Codes mine = {{codes[thread_], codes[kWarpgroup + thread_]},
                         reinterpret_cast<const uint2*>(unit + kCodeBytes)[thread_ / 4]};
@@ -122,18 +121,21 @@ class Consumer {
   }
 
   __device__ void multiply(Span span, float (&acc)[kSums]) {
-    if constexpr (C::kSlices == 1 && !C::kFine) {
-      multiply_ahead(span, acc);
-    } else {
-      for (int kb = span.begin; kb < span.end; kb += C::kSlices) {
-        wait_full();
-        if (kb + slice_ < span.end) {
-          uint32_t a[16];
-          load(a);
-          multiply_unit(a, acc);
-        }
-        release();
+    int kb = span.begin;
+    if constexpr (!C::kFine) {
+      // Stages that have a unit for every slice.
+      const int whole = (span.end - span.begin) / C::kSlices;
+      if (whole > 0) multiply_ahead(whole, acc);
+      kb += whole * C::kSlices;
+    }
+    for (; kb < span.end; kb += C::kSlices) {
+      wait_full();
+      if (kb + slice_ < span.end) {
+        uint32_t a[16];
+        load(a);
+        multiply_unit(a, acc);
       }
+      release();
     }
   }
 
@@ -160,10 +162,10 @@ class Consumer {
   }
 
   // The next unit's weights are expanded while the tensor cores work on this one's.
-  __device__ void multiply_ahead(Span span, float (&acc)[kSums]) {
+  __device__ void multiply_ahead(int left, float (&acc)[kSums]) {
     uint32_t even[16], odd[16];
+    wait_full();
     load(even);
-    int left = span.end - span.begin;
     while (true) {
       step_ahead(even, odd, left, acc);
       if (left == 0) break;
@@ -200,8 +202,8 @@ class Consumer {
     const int source = (p_.split > 1 ? blocks_.rank : 0) * C::kSlices + slice_;
     const int slot = source * here + warp_tile % here;
     const int owner = p_.split > 1 ? warp_tile / here : static_cast<int>(cluster_rank());
-    const uint32_t to = cluster_address(shared_.reduce_address(), owner) +
-                        (slot * (kTokens / 8) * 32 + lane_) * 16;
+    const uint32_t to =
+        cluster_address(shared_.reduce_address(), owner) + (slot * (kTokens / 8) * 32 + lane_) * 16;
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
       cluster_store(to + j * 32 * 16, acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);

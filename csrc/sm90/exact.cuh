@@ -33,7 +33,7 @@ __device__ inline int weight_byte(const ExactTile& t, uint32_t exponents, int st
 
 // One warpgroup; `scratch` holds 16 tokens by 128 bytes, `barrier` is a barrier id of its own.
 __device__ inline void exact_product(const Params& p, const ExactTile& t, uint8_t* scratch,
-                                           int barrier) {
+                                     int barrier) {
   constexpr int kTokens = 16;
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, c = lane % 4;
@@ -43,8 +43,7 @@ __device__ inline void exact_product(const Params& p, const ExactTile& t, uint8_
   for (int kb = 0; kb < p.k_units; ++kb) {
     const uint8_t* unit = t.units + static_cast<size_t>(kb) * kUnitBytes;
     const uint4* codes = reinterpret_cast<const uint4*>(unit);
-    const uint2 exponents =
-        reinterpret_cast<const uint2*>(unit + kCodeBytes)[8 * warp + g];
+    const uint2 exponents = reinterpret_cast<const uint2*>(unit + kCodeBytes)[8 * warp + g];
     const Codes plain = {{codes[thread], codes[kWarpgroup + thread]},
                          {kPlainIndex * 0x01010101u, kPlainIndex * 0x01010101u}};
     uint32_t a[16];
@@ -53,8 +52,8 @@ __device__ inline void exact_product(const Params& p, const ExactTile& t, uint8_
     const int token = thread / 8, piece = thread % 8, column = kb * kUnitK + 16 * piece;
     uint4 x = make_uint4(0, 0, 0, 0);
     if (token < t.tokens && column < p.k) {
-      x = *reinterpret_cast<const uint4*>(p.x_codes +
-                                          static_cast<size_t>(t.token + token) * p.k + column);
+      x = *reinterpret_cast<const uint4*>(p.x_codes + static_cast<size_t>(t.token + token) * p.k +
+                                          column);
     }
     reinterpret_cast<uint4*>(scratch)[token * 8 + (piece ^ (token % 8))] = x;
     fence_async_proxy();
@@ -75,9 +74,8 @@ __device__ inline void exact_product(const Params& p, const ExactTile& t, uint8_
       for (int i = 0; i < 8; ++i) {
         const int token = i / 4 * 8 + 2 * c + i % 2;
         const int x_byte =
-            token < t.tokens
-                ? p.x_scales[static_cast<size_t>(t.token + token) * p.x_blocks + block]
-                : 127;
+            token < t.tokens ? p.x_scales[static_cast<size_t>(t.token + token) * p.x_blocks + block]
+                             : 127;
         acc[i] += static_cast<double>(sums[i]) * exact_scale(x_byte, rows[i / 2 % 2]);
       }
     }
@@ -87,9 +85,9 @@ __device__ inline void exact_product(const Params& p, const ExactTile& t, uint8_
   with_type(p.out, [&](auto type) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      store_quad<decltype(type)>(p, 8 * j + 2 * c, t.tokens, t.token, column,
-                                 make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2],
-                                             acc[4 * j + 3]));
+      store_quad<decltype(type)>(
+          p, 8 * j + 2 * c, t.tokens, t.token, column,
+          make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
     }
   });
 }

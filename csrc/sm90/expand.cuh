@@ -45,8 +45,8 @@ __device__ inline uint32_t byte_of(uint32_t word, int i) {
 
 // One thread's share of a unit: A operands of the four k-steps of 32.
 struct Codes {
-  uint4 half[2];       // words [k-step of the half][row]
-  uint2 exponents;     // a byte a group: row 2g, row 2g + 1
+  uint4 half[2];    // words [k-step of the half][row]
+  uint2 exponents;  // a byte a group: row 2g, row 2g + 1
 };
 
 template <bool kSubnormals>

@@ -25,17 +25,21 @@ Kind kind_of(jax_w4a8::Kind kind) {
 void check_weight(const Operands& operands) {
   const Description& d = operands.description;
   const int64_t row_tiles = (d.n + kUnitRows - 1) / kUnitRows, units = (d.k + kUnitK - 1) / kUnitK;
-  check_buffer("weight units", operands.weight[0], ffi::DataType::U8, d.per_group({row_tiles, units, kUnitBytes}));
-  check_buffer("weight tops", operands.weight[1], ffi::DataType::U8, d.per_group({row_tiles, kUnitRows}));
+  check_buffer("weight units", operands.weight[0], ffi::DataType::U8,
+               d.per_group({row_tiles, units, kUnitBytes}));
+  check_buffer("weight tops", operands.weight[1], ffi::DataType::U8,
+               d.per_group({row_tiles, kUnitRows}));
   check_buffer("weight kinds", operands.weight[2], ffi::DataType::U8, d.per_group({row_tiles}));
 }
 
-const uint8_t* bytes(const ffi::AnyBuffer& buffer) { return static_cast<const uint8_t*>(buffer.untyped_data()); }
+const uint8_t* bytes(const ffi::AnyBuffer& buffer) {
+  return static_cast<const uint8_t*>(buffer.untyped_data());
+}
 
 template <jax_w4a8::Kind kind>
-ffi::Error product(cudaStream_t stream, int32_t device, ffi::RemainingArgs arguments, ffi::Result<ffi::AnyBuffer> y,
-                   ffi::Result<ffi::AnyBuffer> workspace, int64_t n, int64_t k, int64_t block, std::string_view tile,
-                   int64_t split) {
+ffi::Error product(cudaStream_t stream, int32_t device, ffi::RemainingArgs arguments,
+                   ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace, int64_t n,
+                   int64_t k, int64_t block, std::string_view tile, int64_t split) {
   return guarded([&] {
     const Operands operands = read_operands(kind, arguments, /*weight_arrays=*/3, *y, n, k, block);
     check_weight(operands);

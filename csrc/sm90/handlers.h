@@ -1,4 +1,5 @@
-// The custom calls of the SM90 backend; docs/backends.md has their operands, docs/sm90.md the weight's arrays.
+// The custom calls of the SM90 backend; docs/backends.md has their operands, docs/sm90.md the
+// weight's arrays.
 #pragma once
 
 #include <map>

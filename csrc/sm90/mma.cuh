@@ -9,10 +9,10 @@ namespace jax_w4a8::sm90 {
 
 template <int kTokens>
 struct MmaAtom;
-#define JAX_W4A8_ATOM(n)                                                          \
-  template <>                                                                     \
-  struct MmaAtom<n> {                                                             \
-    using Type = cute::SM90::GMMA::MMA_64x##n##x32_F32E4M3E4M3_RS_TN<>;           \
+#define JAX_W4A8_ATOM(n)                                                \
+  template <>                                                           \
+  struct MmaAtom<n> {                                                   \
+    using Type = cute::SM90::GMMA::MMA_64x##n##x32_F32E4M3E4M3_RS_TN<>; \
   }
 JAX_W4A8_ATOM(16);
 JAX_W4A8_ATOM(32);
@@ -37,7 +37,7 @@ __device__ inline void mma(float (&d)[kTokens / 2], uint32_t (&a)[16], int step,
                            bool add) {
   uint64_t descriptor[1] = {b + step * kDescriptorStep};
   const cute::SM90::GMMA::ScaleOut scale[1] = {add ? cute::SM90::GMMA::ScaleOut::One
-                                             : cute::SM90::GMMA::ScaleOut::Zero};
+                                                   : cute::SM90::GMMA::ScaleOut::Zero};
   cute::detail::explode(MmaAtom<kTokens>::Type::fma, &a[4 * step], cute::make_int_sequence<4>{},
                         &descriptor[0], cute::make_int_sequence<1>{}, &d[0],
                         cute::make_int_sequence<kTokens / 2>{}, &scale[0],

@@ -29,7 +29,8 @@ nb::list kernels() {
   return list;
 }
 
-std::pair<std::string, int> choose_tile(int64_t m, int64_t n, int64_t k, int64_t groups, bool fine, int sm_count) {
+std::pair<std::string, int> choose_tile(int64_t m, int64_t n, int64_t k, int64_t groups, bool fine,
+                                        int sm_count) {
   const sm90::Choice choice = sm90::choose_tile({m, n, k, groups, fine}, sm_count);
   return {std::string(choice.tile->name), choice.split};
 }
@@ -38,7 +39,9 @@ std::pair<std::string, int> choose_tile(int64_t m, int64_t n, int64_t k, int64_t
 
 NB_MODULE(_sm90, module) {
   jax_w4a8::define_module(module, sm90::targets());
-  module.def("kernels", &kernels, "Every kernel that is built, as a dict: tile, threads, stage_bytes.");
-  module.def("choose_tile", &choose_tile, nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("groups"), nb::arg("fine"),
-             nb::arg("sm_count"), "The (tile, split) that a product takes; m is the rows of each group.");
+  module.def("kernels", &kernels,
+             "Every kernel that is built, as a dict: tile, threads, stage_bytes.");
+  module.def("choose_tile", &choose_tile, nb::arg("m"), nb::arg("n"), nb::arg("k"),
+             nb::arg("groups"), nb::arg("fine"), nb::arg("sm_count"),
+             "The (tile, split) that a product takes; m is the rows of each group.");
 }

@@ -4,8 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "csrc/sm90/params.h"
 #include "csrc/sm90/layout.h"
+#include "csrc/sm90/params.h"
 
 namespace jax_w4a8::sm90 {
 
@@ -78,7 +78,8 @@ __device__ inline void with_type(Out out, F&& f) {
 __device__ inline int out_bytes(Out out) { return out == Out::kF32 ? 4 : 2; }
 
 // Zeros the rows [begin, end) of y; every thread of the grid calls it with its own index.
-__device__ inline void zero_rows(const Params& p, int begin, int end, size_t index, size_t threads) {
+__device__ inline void zero_rows(const Params& p, int begin, int end, size_t index,
+                                 size_t threads) {
   if (begin >= end) return;
   const size_t row_bytes = static_cast<size_t>(p.n) * out_bytes(p.out);
   uint8_t* from = static_cast<uint8_t*>(p.y) + begin * row_bytes;

@@ -44,8 +44,7 @@ __device__ inline void produce_copies(const CUtensorMap* map, const Params& p,
     const Work tile = blocks.tile();
     for (int kb = span.begin; kb < span.end; kb += C::kSlices) {
       barrier_wait_cluster(shared.empty(ring.stage), ring.parity ^ 1);
-      load_stage(map, p, shared, tile, blocks.rank, kb, min(C::kSlices, span.end - kb),
-                 ring.stage);
+      load_stage(map, p, shared, tile, blocks.rank, kb, min(C::kSlices, span.end - kb), ring.stage);
       ring.advance(p.stages);
     }
   }
@@ -79,8 +78,8 @@ __device__ inline void produce_meta(const Params& p, const Shared<C>& shared) {
         const int column = p.block ? kb * C::kSubBlocks + sub : 0;
         bytes[i] = 127;
         if (at < kScales && token < tile.tokens && column < p.x_blocks) {
-          bytes[i] = __ldg(p.x_scales + static_cast<size_t>(tile.token + token) * p.x_blocks +
-                           column);
+          bytes[i] =
+              __ldg(p.x_scales + static_cast<size_t>(tile.token + token) * p.x_blocks + column);
         }
       }
       barrier_wait_cluster(shared.empty(ring.stage), ring.parity ^ 1);

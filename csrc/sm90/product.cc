@@ -18,9 +18,13 @@ constexpr int64_t kAlignment = 256;
 // Token tiles whose activations stay in L2 while they are swept over the columns.
 constexpr int kBandTokens = 2048;
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
-[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument("jax_w4a8: " + message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw std::invalid_argument("jax_w4a8: " + message);
+}
 
 void check(const char* what, cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -30,8 +34,9 @@ void check(const char* what, cudaError_t error) {
 void check_device(const cuda::Device& device) {
   if (device.major == 9 && device.minor == 0) return;
   refuse("device " + std::to_string(device.ordinal) +
-         ": the sm90 kernels need compute capability 9.0 (H100, H200), got " + std::to_string(device.major) + "." +
-         std::to_string(device.minor) + "; jax_w4a8.use_backend(\"auto\") takes what the device has");
+         ": the sm90 kernels need compute capability 9.0 (H100, H200), got " +
+         std::to_string(device.major) + "." + std::to_string(device.minor) +
+         "; jax_w4a8.use_backend(\"auto\") takes what the device has");
 }
 
 void check_alignment(const char* name, const void* pointer) {
@@ -64,8 +69,8 @@ struct Scratch {
     const auto address = reinterpret_cast<uintptr_t>(p.workspace);
     codes = p.workspace + (round_up(address, kAlignment) - address);
     scales = codes + round_up(p.rows() * row_bytes, kAlignment);
-    const int64_t needed =
-        kAlignment + round_up(p.rows() * row_bytes, kAlignment) + p.rows() * cuda::blocks_along(p.k, p.block);
+    const int64_t needed = kAlignment + round_up(p.rows() * row_bytes, kAlignment) +
+                           p.rows() * cuda::blocks_along(p.k, p.block);
     if (p.workspace_bytes >= needed) return;
     refuse("workspace: expected at least " + std::to_string(needed) + " bytes, got " +
            std::to_string(p.workspace_bytes));
@@ -74,7 +79,8 @@ struct Scratch {
 
 Activations given_activations(const Product& p) {
   check_alignment("x codes", p.x);
-  if (p.k % 16 != 0) refuse("x codes: expected a K that is a multiple of 16, got " + std::to_string(p.k));
+  if (p.k % 16 != 0)
+    refuse("x codes: expected a K that is a multiple of 16, got " + std::to_string(p.k));
   return {static_cast<const uint8_t*>(p.x), p.x_scales, p.k};
 }
 
@@ -99,9 +105,11 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
   static const auto function = [] {
     void* address = nullptr;
     cudaDriverEntryPointQueryResult found;
-    check("looking up cuTensorMapEncodeTiled", cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
-                                                                               cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess) throw std::runtime_error("jax_w4a8: the CUDA driver is too old, 12.0 is needed");
+    check("looking up cuTensorMapEncodeTiled",
+          cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
+                                           cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess)
+      throw std::runtime_error("jax_w4a8: the CUDA driver is too old, 12.0 is needed");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(address);
   }();
   return function;
@@ -114,12 +122,13 @@ CUtensorMap tensor_map(const Activations& x, int64_t rows, int tokens) {
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(x.row_bytes)};
   const cuuint32_t box[2] = {kUnitK, static_cast<cuuint32_t>(tokens)}, steps[2] = {1, 1};
   const CUresult result =
-      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<uint8_t*>(x.codes), dims, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<uint8_t*>(x.codes), dims,
+                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw std::runtime_error("jax_w4a8: describing the activations to the copy engine failed with CUDA error " +
-                             std::to_string(result));
+    throw std::runtime_error(
+        "jax_w4a8: describing the activations to the copy engine failed with CUDA error " +
+        std::to_string(result));
   }
   return map;
 }
@@ -148,8 +157,8 @@ Choice choice_for(const Product& p, int sm_count) {
   }
   if (p.split == 0) return choice;
   if (p.split < 0 || p.split > 8 || 4 * choice.tile->row_tiles % p.split != 0) {
-    refuse("split: expected a divisor of " + std::to_string(4 * choice.tile->row_tiles) + " up to 8, or 0, got " +
-           std::to_string(p.split));
+    refuse("split: expected a divisor of " + std::to_string(4 * choice.tile->row_tiles) +
+           " up to 8, or 0, got " + std::to_string(p.split));
   }
   choice.split = p.split;
   return choice;
@@ -157,8 +166,12 @@ Choice choice_for(const Product& p, int sm_count) {
 
 int stages_of(const Kernel& kernel, const Product& p) {
   const int64_t tables = p.kind == Kind::kDense ? 0 : (3 * p.groups + 1) * 4;
-  const int64_t stages = (kSharedBytes - kernel.fixed_bytes - tables) / kernel.stage_bytes;
-  if (stages < 2) refuse("weight: its " + std::to_string(p.groups) + " groups are more than the sm90 kernels can list");
+  // Blocks that share an SM have a kilobyte less each.
+  const int blocks = kernel.tile.blocks_per_sm, available = (kSharedBytes + 1024) / blocks - 1024;
+  const int64_t stages = (available - kernel.fixed_bytes - tables) / kernel.stage_bytes;
+  if (stages < 2)
+    refuse("weight: its " + std::to_string(p.groups) +
+           " groups are more than the sm90 kernels can list");
   return static_cast<int>(std::min<int64_t>(stages, kernel.most_stages));
 }
 
@@ -186,27 +199,33 @@ Params params_of(const Product& p, const Activations& x, const Tile& tile) {
   return params;
 }
 
-void launch(const Kernel& kernel, const CUtensorMap& map, Params params, const Product& p, const cuda::Device& device,
-            cudaStream_t stream) {
+void launch(const Kernel& kernel, const CUtensorMap& map, Params params, const Product& p,
+            const cuda::Device& device, cudaStream_t stream) {
   const int shared = params.stages * kernel.stage_bytes + kernel.fixed_bytes +
                      (p.kind == Kind::kDense ? 0 : (3 * params.groups + 1) * 4);
-  check("preparing the kernel", cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  check("preparing the kernel",
+        cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   const int64_t row_steps = (params.row_tiles + kernel.tile.row_tiles - 1) / kernel.tile.row_tiles;
   // Rows spread over groups in the worst way end each group in a tile of its own.
-  const int64_t token_tiles = (p.rows() + kernel.tile.tokens - 1) / kernel.tile.tokens + (p.kind == Kind::kDense ? 0 : p.groups);
-  const int64_t clusters = std::clamp<int64_t>(row_steps * token_tiles, 1, device.sm_count / params.split);
+  const int64_t token_tiles = (p.rows() + kernel.tile.tokens - 1) / kernel.tile.tokens +
+                              (p.kind == Kind::kDense ? 0 : p.groups);
+  const int64_t clusters = std::clamp<int64_t>(
+      row_steps * token_tiles, 1, device.sm_count * kernel.tile.blocks_per_sm / params.split);
 
-  cudaLaunchAttribute attributes[1];
+  cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = params.split;
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  // The kernel starts while its predecessor ends, and waits for it before it reads what that wrote.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(clusters * params.split));
   config.blockDim = dim3(kernel.threads);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = 1;
+  config.numAttrs = 2;
   void* arguments[] = {const_cast<CUtensorMap*>(&map), &params};
   check("the product's kernel", cudaLaunchKernelExC(&config, kernel.function, arguments));
 }
@@ -223,7 +242,8 @@ void run(const Product& p, const cuda::Device& device, cudaStream_t stream) {
   const Kernel& kernel = find_kernel(*choice.tile);
   const int stages = stages_of(kernel, p);
   if (p.rows() == 0) return;
-  const Activations x = p.x_scales != nullptr ? given_activations(p) : quantized_activations(p, stream);
+  const Activations x =
+      p.x_scales != nullptr ? given_activations(p) : quantized_activations(p, stream);
   const CUtensorMap map = tensor_map(x, p.rows(), choice.tile->tokens);
   Params params = params_of(p, x, *choice.tile);
   params.stages = stages;

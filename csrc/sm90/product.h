@@ -36,9 +36,9 @@ struct Product {
   int64_t rows() const { return kind == Kind::kMasked ? groups * m : m; }
 };
 
-// Launches everything that the product takes, on `stream` of `device`. Throws std::invalid_argument when an argument is
-// not as it must be, with nothing launched, and std::runtime_error when a launch fails. The launches depend on no data,
-// so that they can be captured in a command buffer.
+// Launches everything that the product takes, on `stream` of `device`. Throws std::invalid_argument
+// when an argument is not as it must be, with nothing launched, and std::runtime_error when a
+// launch fails. The launches depend on no data, so that they can be captured in a command buffer.
 void run(const Product& product, const cuda::Device& device, cudaStream_t stream);
 
 }  // namespace jax_w4a8::sm90

@@ -13,8 +13,8 @@ struct StageInfo {
   int token;
   int tokens;
   int group;
-  uint8_t kinds[4];           // TileKind of each row tile of the block
-  uint8_t extreme[4];         // by meta warp: an activation scale that float32 sums cannot take
+  uint8_t kinds[4];    // TileKind of each row tile of the block
+  uint8_t extreme[4];  // by meta warp: an activation scale that float32 sums cannot take
 };
 
 template <class C>

@@ -1,4 +1,5 @@
-// The shapes of tile that there are kernels for, and which of them a product takes: plain C++, free of CUDA.
+// The shapes of tile that there are kernels for, and which of them a product takes: plain C++, free
+// of CUDA.
 #pragma once
 
 #include <array>
@@ -7,30 +8,30 @@
 
 namespace jax_w4a8::sm90 {
 
-// The part of y that a thread block computes at a time: `tokens` rows of y by `row_tiles` * 64 columns. `slices`
-// warpgroups share the K of each 64 columns. A fine tile promotes its sums every 32 of K, for activation blocks of 32.
+// The part of y that a thread block computes at a time: `tokens` rows of y by `row_tiles` * 64
+// columns. `slices` warpgroups share the K of each 64 columns. A fine tile promotes its sums every
+// 32 of K, for activation blocks of 32.
 struct Tile {
   std::string_view name;
   int tokens;
   int row_tiles;
   int slices;
   bool fine;
+  int blocks_per_sm;
 
   constexpr int columns() const { return 64 * row_tiles; }
 };
 
-inline constexpr Tile k16x64 = {"16x64", 16, 1, 4, false};
-inline constexpr Tile k32x64 = {"32x64", 32, 1, 4, false};
-inline constexpr Tile k64x64 = {"64x64", 64, 1, 4, false};
-inline constexpr Tile k128x128 = {"128x128", 128, 2, 1, false};
-inline constexpr Tile k16x64Fine = {"16x64_fine", 16, 1, 4, true};
-inline constexpr Tile k64x64Fine = {"64x64_fine", 64, 1, 2, true};
-inline constexpr Tile k128x128Fine = {"128x128_fine", 128, 2, 1, true};
+inline constexpr Tile k16x64 = {"16x64", 16, 1, 4, false, 1};
+inline constexpr Tile k32x64 = {"32x64", 32, 1, 4, false, 1};
+inline constexpr Tile k64x64 = {"64x64", 64, 1, 2, false, 1};
+inline constexpr Tile k128x128 = {"128x128", 128, 2, 1, false, 1};
+inline constexpr Tile k16x64Fine = {"16x64_fine", 16, 1, 4, true, 1};
+inline constexpr Tile k64x64Fine = {"64x64_fine", 64, 1, 2, true, 1};
+inline constexpr Tile k128x128Fine = {"128x128_fine", 128, 2, 1, true, 1};
 
-inline constexpr std::array kTiles = {k16x64, k32x64, k64x64, k128x128, k16x64Fine, k64x64Fine, k128x128Fine};
-
-// What a product asks of its tiles. In a grouped or masked one `m` is the rows of each group, as far as the host knows:
-// their average, or the most that there may be.
+// What a product asks of its tiles. In a grouped or masked one `m` is the rows of each group, as
+// far as the host knows: their average, or the most that there may be.
 struct Extent {
   int64_t m;
   int64_t n;
@@ -44,7 +45,8 @@ struct Choice {
   int split;  // thread blocks of a cluster that share the K of one tile
 };
 
-// The tile and the split that are expected to be the fastest on `sm_count` SMs. docs/sm90.md explains the model.
+// The tile and the split that are expected to be the fastest on `sm_count` SMs. docs/sm90.md
+// explains the model.
 Choice choose_tile(const Extent& extent, int sm_count);
 
 // The best split of a tile that is given.
