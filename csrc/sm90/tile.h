@@ -30,6 +30,10 @@ inline constexpr Tile k16x64Fine = {"16x64_fine", 16, 1, 4, true, 1};
 inline constexpr Tile k64x64Fine = {"64x64_fine", 64, 1, 2, true, 1};
 inline constexpr Tile k128x128Fine = {"128x128_fine", 128, 2, 1, true, 1};
 
+inline constexpr std::array kTiles = {
+    k16x64, k32x64, k64x64, k128x128, k16x64Fine, k64x64Fine, k128x128Fine,
+};
+
 // What a product asks of its tiles. In a grouped or masked one `m` is the rows of each group, as
 // far as the host knows: their average, or the most that there may be.
 struct Extent {
