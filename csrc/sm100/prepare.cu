@@ -93,35 +93,49 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = lane; i < a.y_row_bytes / 16; i += kWarp) y[i] = {};
 }
 
-// A thread takes kTileK elements of a row.
-__global__ void __launch_bounds__(kThreads)
-    relayout_units(const __grid_constant__ RelayoutArguments a, int units) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t row = index / units;
-  const int unit = index % units;
-  if (row >= a.rows) return;
-  const int64_t to = a.scale_rows == nullptr ? row : a.scale_rows[row];
-  if (to < 0) return;
+// The scales of kTileK elements of a row: 1 behind its end, where the codes are zero.
+__device__ uint32_t four_scales(const RelayoutArguments& a, int64_t row, int unit) {
   const int blocks = a.block == 0 ? 1 : ceil_div(a.k, a.block);
   uint32_t four = 0;
   for (int i = 0; i < kTileK / kScaleBlock; ++i) {
-    const int k0 = unit * kTileK + i * kScaleBlock;
-    // Behind the end of the row the codes are zero: any scale but NaN.
+    const int k = unit * kTileK + i * kScaleBlock;
     uint32_t scale = kScaleOne;
-    if (k0 < a.k) scale = a.scales[row * blocks + (a.block == 0 ? 0 : k0 / a.block)];
+    if (k < a.k) scale = a.scales[row * blocks + (a.block == 0 ? 0 : k / a.block)];
     four |= scale << (8 * i);
   }
-  *reinterpret_cast<uint32_t*>(a.swizzled_scales + scale_offset(to, unit, units)) = four;
-  if (a.padded_codes == nullptr) return;
-  uint32_t* codes = reinterpret_cast<uint32_t*>(a.padded_codes + (row * units + unit) * kTileK);
-  for (int i = 0; i < kTileK / 4; ++i) {
-    uint32_t word = 0;
-    for (int j = 0; j < 4; ++j) {
-      const int k = unit * kTileK + 4 * i + j;
-      if (k < a.k) word |= uint32_t{a.codes[row * a.k + k]} << (8 * j);
-    }
-    codes[i] = word;
+  return four;
+}
+
+// A thread takes four codes of a row, and one of kStep of them the scales; kStep is 1 where the
+// codes stay where they are.
+template <int kStep>
+__global__ void __launch_bounds__(kThreads)
+    relayout_words(const __grid_constant__ RelayoutArguments a, int units) {
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t row = index / (units * kStep);
+  const int word = index % (units * kStep), unit = word / kStep;
+  if (row >= a.rows) return;
+  const int64_t to = a.scale_rows == nullptr ? row : a.scale_rows[row];
+  if (to < 0) return;
+  if (word % kStep == 0) {
+    *reinterpret_cast<uint32_t*>(a.swizzled_scales + scale_offset(to, unit, units)) =
+        four_scales(a, row, unit);
   }
+  if constexpr (kStep > 1) {
+    uint32_t codes = 0;
+    for (int i = 0; i < 4; ++i) {
+      const int k = 4 * word + i;
+      if (k < a.k) codes |= uint32_t{a.codes[row * a.k + k]} << (8 * i);
+    }
+    reinterpret_cast<uint32_t*>(a.padded_codes)[index] = codes;
+  }
+}
+
+template <int kStep>
+void launch_relayout(const RelayoutArguments& a, cudaStream_t stream) {
+  const int units = ceil_div(a.k, kTileK);
+  const auto grid = static_cast<unsigned>(ceil_div<int64_t>(a.rows * units * kStep, kThreads));
+  relayout_words<kStep><<<grid, kThreads, 0, stream>>>(a, units);
 }
 
 }  // namespace
@@ -139,9 +153,11 @@ cudaError_t prepare_groups(const GroupsArguments& a, cudaStream_t stream) {
 }
 
 cudaError_t relayout(const RelayoutArguments& a, cudaStream_t stream) {
-  const int units = ceil_div(a.k, kTileK);
-  const auto grid = static_cast<unsigned>(ceil_div<int64_t>(a.rows * units, kThreads));
-  relayout_units<<<grid, kThreads, 0, stream>>>(a, units);
+  if (a.padded_codes == nullptr) {
+    launch_relayout<1>(a, stream);
+  } else {
+    launch_relayout<kTileK / 4>(a, stream);
+  }
   return cudaGetLastError();
 }
 
