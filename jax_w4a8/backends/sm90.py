@@ -1,9 +1,9 @@
-"""Hopper kernels: FP4 weights become FP8 in registers, on their way into the tensor cores (``csrc/sm90``).
+"""Hopper kernels (``csrc/sm90``): FP4 weights become FP8 in registers, before the tensor cores.
 
-``pack`` brings a weight into units of 64 columns by 128 of K, in the order in which the threads of a
-warpgroup take them. A row's group exponents are kept relative to the row's largest: E2M1 times a
-power of two within 15 binades is exact in E4M3. Where a row spreads further, its tile of 64 keeps the
-UE8M0 bytes and is multiplied on a path that is exact and slower. ``docs/sm90.md`` states the layout.
+``pack`` brings a weight into units of 64 columns by 128 of K, in the order in which the threads of
+a warpgroup take them. A row's group exponents are kept relative to the row's largest: E2M1 times a
+power of two within 15 binades is exact in E4M3. Where a row spreads further, its tile of 64 keeps
+the UE8M0 bytes and takes a path that is exact and slower. ``docs/sm90.md`` states the layout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _X_MULTIPLE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """What computes a product: a tile's name and the thread blocks that share its K; "", 0 choose."""
+    """A tile's name and the thread blocks that share its K; "" and 0 leave them to choose."""
 
     name: str = ""
     split: int = 0
@@ -60,12 +60,12 @@ def use_tile(name: str = "", split: int = 0) -> Any:
 
 
 class Sm90Backend(Backend):
-    """E2M1 expanded to E4M3 in registers, multiplied by E4M3 on compute capability 9.0 (H100, H200)."""
+    """E2M1 expanded to E4M3 in registers, times E4M3, on compute capability 9.0 (H100, H200)."""
 
     name = "sm90"
     platforms = ("cuda",)
     layouts = ("sm90",)
-    # Hopper sums FP8 products with about 14 bits below the largest; 2**-10.9 is the worst that was measured.
+    # Hopper sums FP8 products with about 14 bits below the largest; 2**-10.9 is the worst seen.
     accuracy = 2.0**-9
 
     def missing(self) -> str | None:
@@ -197,8 +197,8 @@ def _order(nibbles: jax.Array, tiles: int, units: int) -> jax.Array:
     """Codes ``[.., tiles * 64, units * 128]`` to bytes ``[.., tiles, units, 4096]``.
 
     The eight codes that a thread takes of a row and a step of 32 make a word: their magnitudes are
-    its nibbles in order; the sign of a code of the first run is above the odd nibbles, of the second
-    above the even ones, where the bytes that they become have theirs.
+    its nibbles in order; the sign of a code of the first run is above the odd nibbles, of the
+    second above the even ones, where the bytes that they become have theirs.
     """
     lead = nibbles.shape[:-2]
     sizes = {"tile": tiles, "unit": units, **_SIZES}

@@ -25,6 +25,7 @@ import jax_w4a8
 from jax_w4a8 import QuantizedWeight, backends
 from jax_w4a8.backends.selection import platform_here, why_not
 from jax_w4a8.cli.info import example
+from jax_w4a8.product import Kind
 
 # (N, K) of dense products; (rows, experts, N, K) of grouped ones.
 DENSE = ((8192, 8192), (4096, 7168), (5760, 2880))
@@ -68,17 +69,16 @@ class Contender:
 
 def contenders(grouped: bool, names: Sequence[str]) -> Iterator[Contender]:
     """Those of ``names`` that can run here."""
-    kind = "grouped" if grouped else "dense"
+    kind: Kind = "grouped" if grouped else "dense"
     for name in backends.NAMES:
         served = why_not(backends.get(name), example(kind), platform_here(), named=True) is None
         for block in (128, "row", 32):
             label = f"{name}, block {block}"
             if served and any(label.startswith(n) for n in names):
-                run = functools.partial(_ours, name, block)
-                yield Contender(label, functools.partial(_packed, name), run, 0.53125)
+                make, run = functools.partial(_packed, name), functools.partial(_ours, name, block)
+                yield Contender(label, make, run, 0.53125)
     if "bfloat16" in names:
-        run = jax.lax.ragged_dot if grouped else (lambda x, w, _: x @ w)
-        yield Contender("XLA bfloat16", _bfloat16, run, 2)
+        yield Contender("XLA bfloat16", _bfloat16, _bfloat16_dot, 2)
     if "float8" in names and not grouped:
         yield Contender("XLA float8", _float8, _float8_dot, 1)
 
@@ -105,6 +105,10 @@ def _packed(name: str, shape: Shape, seed: int) -> QuantizedWeight:
 def _bfloat16(shape: Shape, seed: int) -> jax.Array:
     lead = (shape.experts,) if shape.experts else ()
     return jax.random.normal(jax.random.key(seed), (*lead, shape.k, shape.n), jnp.bfloat16)
+
+
+def _bfloat16_dot(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+    return x @ w if w.ndim == 2 else jax.lax.ragged_dot(x, w, sizes)
 
 
 def _float8(shape: Shape, seed: int) -> jax.Array:

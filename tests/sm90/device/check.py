@@ -1,7 +1,7 @@
-"""The SM90 kernels against float64, on a Hopper GPU: run by hand, ``python tests/sm90/device/check.py``.
+"""The SM90 kernels against float64 on a Hopper GPU, by hand: ``python tests/sm90/device/check.py``.
 
-Prints the worst error of each group of products as a share of the sum of the terms' magnitudes, and
-exits with 1 when one is past the backend's bound, differs between runs, or is not exact where it must be.
+Prints the worst error of each product as a share of the sum of the terms' magnitudes, and exits
+with 1 when one is past the backend's bound, differs between runs, or is not exact where it must be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import numpy as np
 import jax_w4a8
 from jax_w4a8.backends.sm90 import BACKEND, use_tile
 
-TILES = {32: ("16x64_fine", "64x64_fine", "128x128_fine"), 128: ("16x64", "32x64", "64x64", "128x128")}
+TILES = {
+    32: ("16x64_fine", "64x64_fine", "128x128_fine"),
+    128: ("16x64", "32x64", "64x64", "128x128"),
+}
 FAILURES: list[str] = []
 
 
@@ -69,9 +72,13 @@ def sizes_of(rng, kind: str, m: int, groups: int) -> np.ndarray:
     return rng.multinomial(m - m // 8, rng.dirichlet(np.ones(groups) / 2))
 
 
-def check(rng, kind, m, n, k, groups, block, spread, dtype=jnp.bfloat16, out=jnp.float32, tile="", split=0):
+def check(
+    rng, kind, m, n, k, groups, block, spread, dtype=jnp.bfloat16, out=jnp.float32, tile="", split=0
+):
     w = weight(rng, () if kind == "dense" else (groups,), n, k, spread)
-    x = rng.normal(size=(groups, m, k) if kind == "masked" else (m, k)) * 2.0 ** rng.integers(-8, 8, (m, 1))
+    x = rng.normal(size=(groups, m, k) if kind == "masked" else (m, k)) * 2.0 ** rng.integers(
+        -8, 8, (m, 1)
+    )
     sizes = sizes_of(rng, kind, m, groups)
     if kind == "grouped":
         x[sizes.sum() :] = np.nan
@@ -85,7 +92,9 @@ def check(rng, kind, m, n, k, groups, block, spread, dtype=jnp.bfloat16, out=jnp
         packed = jax_w4a8.prepack(w, layout="sm90")
         run = jax.jit(lambda x, w, c: product(kind, x, w, c, block, out))
         y, again = run(x, packed, counts), run(x, packed, counts)
-        other = jax.jit(lambda a, w, c: product(kind, a, w, c, block if kind == "" else None, out))(a, packed, counts)
+        other = jax.jit(lambda a, w, c: product(kind, a, w, c, block if kind == "" else None, out))(
+            a, packed, counts
+        )
     y, again, other = (np.asarray(v, np.float64).reshape(-1, n) for v in (y, again, other))
     reference, terms = expected(kind, a, w, sizes)
     rounding = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}[np.dtype(out).name]
@@ -94,7 +103,8 @@ def check(rng, kind, m, n, k, groups, block, spread, dtype=jnp.bfloat16, out=jnp
     ok = error <= BACKEND.accuracy and np.array_equal(y, again) and np.array_equal(y, other)
     note = "" if np.array_equal(y, again) else " differs between runs"
     note += "" if np.array_equal(y, other) else " differs with quantised x"
-    name = f"{kind} {m}x{n}x{k} E={groups} block={block} spread={spread} {np.dtype(out).name} {tile}/{split}{note}"
+    name = f"{kind} {m}x{n}x{k} E={groups} block={block} spread={spread} {np.dtype(out).name}"
+    name += f" {tile}/{split}{note}"
     report(name, error, ok)
 
 
@@ -107,7 +117,9 @@ def powers_of_two(rng) -> None:
     with jax_w4a8.use_backend("sm90"):
         y = jax_w4a8.dot(x, jax_w4a8.prepack(w, layout="sm90"), out_dtype=jnp.float32)
     exact = np.asarray(x, np.float64) @ np.asarray(w.dequantize(), np.float64)
-    report("powers of two are exact", float(abs(np.asarray(y) - exact).max()), np.array_equal(y, exact))
+    report(
+        "powers of two are exact", float(abs(np.asarray(y) - exact).max()), np.array_equal(y, exact)
+    )
 
 
 def main() -> int:
@@ -118,7 +130,13 @@ def main() -> int:
         for tile in TILES[32 if block == 32 else 128]:
             for split in (1, 2, 4):
                 check(rng, "dense", 37, 200, 1184, 1, block, 9, tile=tile, split=split)
-        for m, n, k, spread in [(1, 1, 32, 3), (5, 64, 48, 3), (16, 130, 2880, 14), (64, 96, 160, 20), (129, 257, 640, 40)]:
+        for m, n, k, spread in [
+            (1, 1, 32, 3),
+            (5, 64, 48, 3),
+            (16, 130, 2880, 14),
+            (64, 96, 160, 20),
+            (129, 257, 640, 40),
+        ]:
             check(rng, "dense", m, n, k, 1, block, spread)
         for kind in ("grouped", "masked"):
             check(rng, kind, 40, 96, 416, 5, block, 9)
