@@ -29,6 +29,7 @@ HOST_SOURCES = [
 
 # What the CUDA extension modules share: quantising activations, and what a device can do.
 CUDA_SOURCES = [
+    "csrc/cuda/checks.cc",
     "csrc/cuda/device.cc",
     "csrc/cuda/handlers.cc",
     "csrc/cuda/quantize.cu",

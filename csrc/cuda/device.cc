@@ -4,18 +4,18 @@
 
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <string>
+
+#include "csrc/cuda/checks.h"
 
 namespace jax_w4a8::cuda {
 namespace {
 
 int attribute(int ordinal, cudaDeviceAttr name) {
   int value = 0;
-  const cudaError_t error = cudaDeviceGetAttribute(&value, name, ordinal);
-  if (error == cudaSuccess) return value;
-  throw std::runtime_error("jax_w4a8: cannot read the attributes of CUDA device " +
-                           std::to_string(ordinal) + ": " + cudaGetErrorString(error));
+  const std::string what = "reading the attributes of CUDA device " + std::to_string(ordinal);
+  check(what.c_str(), cudaDeviceGetAttribute(&value, name, ordinal));
+  return value;
 }
 
 }  // namespace

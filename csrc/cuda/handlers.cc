@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "csrc/cuda/checks.h"
 #include "csrc/ffi/operands.h"
 
 namespace jax_w4a8::cuda {
@@ -34,10 +35,7 @@ void run(cudaStream_t stream, ffi::AnyBuffer x, const void* up, ffi::AnyBuffer c
   a.scales = static_cast<uint8_t*>(scales.untyped_data());
   if (x.element_count() == 0) return;
   a.rows = static_cast<int64_t>(x.element_count()) / k;
-  const cudaError_t error = quantize(a, stream);
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string("jax_w4a8: quantising the activations: ") +
-                           cudaGetErrorString(error));
+  check("quantising the activations", quantize(a, stream));
 }
 
 ffi::Error quantize_call(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> codes,

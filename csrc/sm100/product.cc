@@ -1,31 +1,18 @@
 #include "csrc/sm100/product.h"
 
-#include <limits>
 #include <stdexcept>
 #include <string>
 
+#include "csrc/cuda/checks.h"
 #include "csrc/sm100/kernels.h"
 #include "csrc/sm100/prepare.h"
 
 namespace jax_w4a8::sm100 {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw std::invalid_argument("jax_w4a8: " + message);
-}
-
-void check(const char* what, cudaError_t error) {
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string("jax_w4a8: ") + what + ": " + cudaGetErrorString(error));
-}
-
-void check_device(const cuda::Device& device) {
-  if (device.major == 10) return;
-  refuse("device " + std::to_string(device.ordinal) +
-         ": the sm100 kernels need compute capability " + "10.x (B200, B300), got " +
-         std::to_string(device.major) + "." + std::to_string(device.minor) +
-         "; jax_w4a8.use_backend(\"auto\") takes what the device has");
-}
+using cuda::check;
+using cuda::check_alignment;
+using cuda::refuse;
 
 void check_shape(const Product& p) {
   if (p.k % kTileK != 0) {
@@ -38,18 +25,7 @@ void check_shape(const Product& p) {
            std::to_string(kColumnMultiple) + ", got " + std::to_string(p.n) +
            "; jax_w4a8.prepack(w, layout=\"sm100\") pads it");
   }
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
-  if (p.rows() > kMost || p.n > kMost || p.k > kMost || p.groups > kMost) {
-    refuse("expected fewer than 2^30 rows, columns, groups and elements along K");
-  }
-}
-
-void check_alignment(const char* name, const void* pointer, int bytes) {
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  if (address % bytes == 0) return;
-  refuse(std::string(name) + ": expected an address that is a multiple of " +
-         std::to_string(bytes) + ", got one that is " + std::to_string(address % bytes) +
-         " more; copy it into an array of its own");
+  cuda::check_sizes(p.rows(), p.n, p.k, p.groups);
 }
 
 // The tile that was asked for, or the best.
@@ -139,7 +115,7 @@ void prepare(const Product& p, const Scratch& scratch, cudaStream_t stream) {
 
 void run(const Product& p, const cuda::Device& device, cudaStream_t stream) {
   check_shape(p);
-  check_device(device);
+  if (device.major != 10) cuda::refuse_device(device, "sm100", "10.x (B200, B300)");
   check_alignment("weight codes", p.w_codes, 32);
   check_alignment("weight scales", p.w_scales, 16);
   check_alignment("result", p.y, 16);

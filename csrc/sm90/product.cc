@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "csrc/cuda/checks.h"
 #include "csrc/sm90/kernels.h"
 #include "csrc/sm90/layout.h"
 
@@ -22,36 +23,8 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw std::invalid_argument("jax_w4a8: " + message);
-}
-
-void check(const char* what, cudaError_t error) {
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string("jax_w4a8: ") + what + ": " + cudaGetErrorString(error));
-}
-
-void check_device(const cuda::Device& device) {
-  if (device.major == 9 && device.minor == 0) return;
-  refuse("device " + std::to_string(device.ordinal) +
-         ": the sm90 kernels need compute capability 9.0 (H100, H200), got " +
-         std::to_string(device.major) + "." + std::to_string(device.minor) +
-         "; jax_w4a8.use_backend(\"auto\") takes what the device has");
-}
-
-void check_alignment(const char* name, const void* pointer) {
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  if (address % 16 == 0) return;
-  refuse(std::string(name) + ": expected an address that is a multiple of 16, got one that is " +
-         std::to_string(address % 16) + " more; copy it into an array of its own");
-}
-
-void check_sizes(const Product& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  if (p.rows() >= kMost || p.n >= kMost || p.k >= kMost || p.groups >= kMost) {
-    refuse("expected fewer than 2^30 rows, columns, groups and elements along K");
-  }
-}
+using cuda::check;
+using cuda::refuse;
 
 // E4M3 codes whose rows the tensor copy engine can take, and their scales.
 struct Activations {
@@ -78,7 +51,7 @@ struct Scratch {
 };
 
 Activations given_activations(const Product& p) {
-  check_alignment("x codes", p.x);
+  cuda::check_alignment("x codes", p.x, 16);
   if (p.k % 16 != 0)
     refuse("x codes: expected a K that is a multiple of 16, got " + std::to_string(p.k));
   return {static_cast<const uint8_t*>(p.x), p.x_scales, p.k};
@@ -233,11 +206,13 @@ void launch(const Kernel& kernel, const CUtensorMap& map, Params params, const P
 }  // namespace
 
 void run(const Product& p, const cuda::Device& device, cudaStream_t stream) {
-  check_sizes(p);
-  check_device(device);
-  check_alignment("weight units", p.units);
-  check_alignment("weight tops", p.tops);
-  check_alignment("result", p.y);
+  cuda::check_sizes(p.rows(), p.n, p.k, p.groups);
+  if (device.major != 9 || device.minor != 0) {
+    cuda::refuse_device(device, "sm90", "9.0 (H100, H200)");
+  }
+  cuda::check_alignment("weight units", p.units, 16);
+  cuda::check_alignment("weight tops", p.tops, 16);
+  cuda::check_alignment("result", p.y, 16);
   const Choice choice = choice_for(p, device.sm_count);
   const Kernel& kernel = find_kernel(*choice.tile);
   const int stages = stages_of(kernel, p);
