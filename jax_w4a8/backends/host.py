@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
+from jax_w4a8.backends import custom_calls
 from jax_w4a8.backends.base import Arrays, Backend
 from jax_w4a8.backends.extension import Extension, load
-from jax_w4a8.product import Product, blocks_along
+from jax_w4a8.product import Product
 
 
 class HostBackend(Backend):
@@ -35,16 +35,7 @@ class HostBackend(Backend):
         return tuple(f"{target} ({module.instruction_set()})" for target in module.registrations())
 
     def quantize(self, x: jax.Array, block: int) -> Arrays:
-        blocks = (*x.shape[:-1], blocks_along(x.shape[-1], block))
-        call = jax.ffi.ffi_call(
-            "jax_w4a8_host_quantize_v1",
-            (
-                jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn),
-                jax.ShapeDtypeStruct(blocks, jnp.uint8),
-            ),
-        )
-        codes, scales = call(x, block=block)
-        return codes, scales
+        return custom_calls.quantize("jax_w4a8_host_quantize_v1", (x,), block)
 
     def product(
         self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays

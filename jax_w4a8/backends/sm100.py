@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jax_w4a8 import formats
+from jax_w4a8.backends import custom_calls
 from jax_w4a8.backends.base import Arrays, Backend
 from jax_w4a8.backends.extension import Extension, load
 from jax_w4a8.formats import WEIGHT_BLOCK, round_up
-from jax_w4a8.product import Product, blocks_along
+from jax_w4a8.product import Product
 
 K_MULTIPLE = 128
 """K of a packed weight is padded with zeros to a multiple of this."""
@@ -80,7 +81,7 @@ class Sm100Backend(Backend):
         return (*super().targets(), "jax_w4a8_sm100_silu_mul_quantize_v1")
 
     def quantize(self, x: jax.Array, block: int) -> Arrays:
-        return _quantize("jax_w4a8_sm100_quantize_v1", (x,), block)
+        return custom_calls.quantize("jax_w4a8_sm100_quantize_v1", (x,), block)
 
     def silu_mul_quantize(self, gate: jax.Array, up: jax.Array, block: int) -> Arrays:
         """Quantises ``silu(gate) * up``, computed in float32 and rounded to their dtype.
@@ -92,7 +93,7 @@ class Sm100Backend(Backend):
         Returns:
           Codes ``[..., K]`` and scales ``[..., blocks]``, as ``quantize``.
         """
-        return _quantize("jax_w4a8_sm100_silu_mul_quantize_v1", (gate, up), block)
+        return custom_calls.quantize("jax_w4a8_sm100_silu_mul_quantize_v1", (gate, up), block)
 
     def product(
         self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays
@@ -162,19 +163,6 @@ def workspace_bytes(product: Product) -> int:
         kernel = (256 << 10) + (product.groups + 16) * 256
         parts += [rows * 4, product.groups * 12, kernel]
     return sum(round_up(part, 256) for part in parts) + 256
-
-
-def _quantize(target: str, operands: Arrays, block: int) -> Arrays:
-    *lead, k = operands[0].shape
-    call = jax.ffi.ffi_call(
-        target,
-        (
-            jax.ShapeDtypeStruct((*lead, k), jnp.float8_e4m3fn),
-            jax.ShapeDtypeStruct((*lead, blocks_along(k, block)), jnp.uint8),
-        ),
-    )
-    codes, scales = call(*operands, block=block)
-    return codes, scales
 
 
 def _pad(array: jax.Array, rows: int, columns: int, value: int) -> jax.Array:

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from jax_w4a8 import formats
+from jax_w4a8.backends import custom_calls
 from jax_w4a8.backends.base import Arrays, Backend
 from jax_w4a8.backends.extension import Extension, load
 from jax_w4a8.formats import WEIGHT_BLOCK, round_up
-from jax_w4a8.product import Product, blocks_along
+from jax_w4a8.product import Product
 
 UNIT_ROWS = 64
 """Columns of the result, rows of the packed weight, in one unit."""
@@ -91,15 +92,7 @@ class Sm90Backend(Backend):
         return () if module is None else tuple(kernel["tile"] for kernel in module.kernels())
 
     def quantize(self, x: jax.Array, block: int) -> Arrays:
-        call = jax.ffi.ffi_call(
-            "jax_w4a8_sm90_quantize_v1",
-            (
-                jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn),
-                jax.ShapeDtypeStruct((*x.shape[:-1], blocks_along(x.shape[-1], block)), jnp.uint8),
-            ),
-        )
-        codes, scales = call(x, block=block)
-        return codes, scales
+        return custom_calls.quantize("jax_w4a8_sm90_quantize_v1", (x,), block)
 
     def product(
         self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays
