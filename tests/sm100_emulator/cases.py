@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,10 +42,14 @@ class Case:
         return Product(self.kind, self.m, self.n, self.k, max(len(self.sizes), 1), self.block,
                        "sm100", self.x, self.out)  # fmt: skip
 
-    def check(self, gpu: Gpu, tile: str, seed: int = 0) -> None:
-        """Runs the product and compares every bit of its result."""
+    def check(self, gpu: Gpu, tile: str, seed: int = 0,
+              change: Callable[[Operands], Operands] | None = None,
+              resident: int = 2) -> None:  # fmt: skip
+        """Runs the product, of operands that ``change`` may falsify, and compares every bit."""
         operands, expected = self.draw()
-        y = gpu.run(self.product, operands, tile, seed)
+        if change is not None:
+            operands = change(operands)
+        y = gpu.run(self.product, operands, tile, seed, resident)
         columns = y[..., : self.n]
         wrong = np.argwhere(_bits(columns) != _bits(expected))
         if len(wrong):
@@ -53,6 +59,7 @@ class Case:
                 f"instead of {expected[at]!r}"
             )
 
+    @functools.cache  # noqa: B019 - a handful of cases
     def draw(self) -> tuple[Operands, np.ndarray]:
         """The operands, and the result ``[.., n]`` that the model gives."""
         rng = np.random.default_rng(self.seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from typing import Any
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -41,8 +41,10 @@ class Gpu:
         self.emulator = Emulator()
         self._loaded: dict[str, str] = {}
         self._failure: Exception | None = None
-        self.changes: dict[str, Any] = {}
-        """PTX text -> PTX text, by a pattern of the kernels' names: for mutants."""
+        self.change_text: Callable[[str, str], str] = lambda name, text: text
+        """A kernel's name and its PTX -> the PTX to run instead: for mutants."""
+        self.change_launch: Callable[[str, Launch], None] = lambda name, launch: None
+        """Called before each launch: may change what its arguments point to."""
 
     def run(self, product: Product, operands: Operands, tile: str = "", seed: int = 0,
             resident: int = 2) -> np.ndarray:  # fmt: skip
@@ -84,13 +86,11 @@ class Gpu:
     def _launch(self, launch: Launch) -> int:
         try:
             name = launch.kernel.decode()
-            text = modules()[name]
-            for pattern, change in self.changes.items():
-                if re.search(pattern, name):
-                    text = change(text)
+            text = self.change_text(name, modules()[name])
             if self._loaded.get(name) != text:
                 self.emulator.load(text)
-                self._loaded[name] = text
+                self._loaded |= dict.fromkeys(_kernels(text), text)
+            self.change_launch(name, launch)
             self.emulator.launch(launch)
             return 0
         except Exception as failure:  # must not pass through C++
@@ -101,11 +101,14 @@ class Gpu:
 @functools.cache
 def modules() -> dict[str, str]:
     """The PTX module of every kernel in the stand-in library."""
-    result = {}
+    result: dict[str, str] = {}
     for text in ptx_modules(find_library()):
-        for name in re.findall(r"\.entry\s+([\w$]+)", text):
-            result[name] = text
+        result |= dict.fromkeys(_kernels(text), text)
     return result
+
+
+def _kernels(text: str) -> list[str]:
+    return re.findall(r"\.entry\s+([\w$]+)", text)
 
 
 def _copy(array: np.ndarray) -> np.ndarray:

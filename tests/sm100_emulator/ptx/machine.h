@@ -179,6 +179,7 @@ struct Machine {
   struct Work {
     std::function<void()> run;
     const Instruction* instruction;
+    uint64_t ready;  // not before this pass of the scheduler
   };
   std::map<uint64_t, std::deque<Work>> queues_;
   uint64_t unordered_ = 1ull << 63;
@@ -186,6 +187,7 @@ struct Machine {
   std::deque<std::unique_ptr<Cluster>> live_;
   Program* program_ = nullptr;
   uint64_t instructions_ = 0;
+  uint64_t pass_ = 0;
 
   void start_cluster(Dim3 first, uint32_t shared_bytes);
   void finish_cluster(const Cluster& cluster);

@@ -71,7 +71,9 @@ void Machine::submit(uint64_t key, std::function<void()> work) {
     ++events;
     return;
   }
-  queues_[key == 0 ? unordered_++ : key].push_back({std::move(work), current});
+  // Most things take a few passes, some of them very long.
+  const uint64_t delay = random() % (random() % 4 == 0 ? 100 : 4);
+  queues_[key == 0 ? unordered_++ : key].push_back({std::move(work), current, pass_ + delay});
 }
 
 void Machine::run_one_of(std::map<uint64_t, std::deque<Work>>::iterator queue) {
@@ -83,16 +85,15 @@ void Machine::run_one_of(std::map<uint64_t, std::deque<Work>>::iterator queue) {
   work.run();
 }
 
-// Does a random part of what the engines have to do; work that others wait for comes at last.
+// Does what the engines have to do by now, or one thing of every queue.
 bool Machine::run_engines(bool all) {
   bool any = false;
   std::vector<uint64_t> keys;
   for (const auto& [key, queue] : queues_) keys.push_back(key);
   std::shuffle(keys.begin(), keys.end(), random);
   for (uint64_t key : keys) {
-    if (!all && random() % 4 != 0) continue;
     const auto queue = queues_.find(key);
-    if (queue == queues_.end()) continue;
+    if (queue == queues_.end() || (!all && queue->second.front().ready > pass_)) continue;
     run_one_of(queue);
     any = true;
   }
@@ -285,6 +286,7 @@ void Machine::launch(Program& program, Dim3 grid_, Dim3 block_, Dim3 cluster,
   try {
     while (!pending_.empty() || !live_.empty()) {
       const uint64_t before = events;
+      ++pass_;
       while (!pending_.empty() && live_.size() < options.resident) {
         const Dim3 first = pending_.front();
         pending_.pop_front();

@@ -19,7 +19,11 @@ std::vector<Cta*> group_of(Warp& warp, bool pair) {
   return {ctas[first].get(), ctas[first + 1].get()};
 }
 
-uint64_t queue_of(const std::vector<Cta*>& group) { return reinterpret_cast<uint64_t>(group[0]); }
+// The tensor core works in order; its queue's key is the thread block's number, from 1 on.
+uint64_t queue_of(const Machine& machine, const std::vector<Cta*>& group) {
+  const Dim3 at = group[0]->index;
+  return 1 + at.x + machine.grid.x * (at.y + uint64_t{machine.grid.y} * at.z);
+}
 
 bool is_pair(const Decoder& d) {
   if (!d.has("cta_group::2") && !d.has("cta_group::1")) d.unknown();
@@ -192,7 +196,7 @@ Execute cp(Decoder& d) {
       const MatrixDescriptor matrix(descriptor.lanes(warp)[lane]);
       if (matrix.swizzle != 0) throw Error("tcgen05.cp of a swizzled matrix");
       const auto group = group_of(warp, pair);
-      machine.submit(queue_of(group), [=, &machine] {
+      machine.submit(queue_of(machine, group), [=, &machine] {
         for (Cta* cta : group) {
           cta->tensor.check(0, column_of(target), kTmemLanes, 4);
           for (int row = 0; row < 32; ++row) {
@@ -226,7 +230,7 @@ Execute commit(Decoder& d) {
       uint64_t ranks = 1ull << (at >> kRankShift);
       if (multicast) ranks = mask.lanes(warp)[lane] & 0xFFFF;
       Cluster& cluster = *warp.cta->cluster;
-      machine.submit(queue_of(group_of(warp, pair)), [=, &machine, &cluster] {
+      machine.submit(queue_of(machine, group_of(warp, pair)), [=, &machine, &cluster] {
         for (uint32_t r = 0; r < 16; ++r) {
           if (!(ranks >> r & 1)) continue;
           if (r >= cluster.ctas.size()) throw Error("multicast past the end of the cluster");
@@ -361,7 +365,7 @@ Execute mma(Decoder& d) {
                        static_cast<uint32_t>(b_scales.of(warp, i)),
                        accumulate.lanes(warp)[i] != 0};
       const auto group = group_of(warp, pair);
-      machine.submit(queue_of(group), [=, &machine] {
+      machine.submit(queue_of(machine, group), [=, &machine] {
         run(mma, group);
         ++machine.counts["MMAs"];
       });
