@@ -118,6 +118,10 @@ Execute store_tensor(Decoder& d) {
     each(lanes, [&](int lane) {
       const TensorMap map = read_tensor_map(machine, warp, program, tensor.map.of(warp, lane));
       const auto at = tensor.at(warp, lane);
+      // Nor is this in the ISA's text: an H200 refuses it.
+      for (int32_t coordinate : at) {
+        if (coordinate < 0) throw Error("a store to a negative coordinate");
+      }
       const uint32_t source = from.shared(warp, lane);
       Cta& cta = warp.cta->cluster->cta(source);
       auto operation = std::make_shared<Warp::BulkOperation>();

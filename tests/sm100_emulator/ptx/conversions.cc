@@ -104,7 +104,10 @@ Execute cvt(Decoder& d) {
   }
   if (to == "f32" && from == "bf16") return convert_each(d, [](uint64_t x) { return x << 16; });
   if (to == "f32" && from == "f16") {
-    return convert_each(d, [](uint64_t x) { return float_bits(from_f16(static_cast<uint32_t>(x))); });
+    return convert_each(d, [](uint64_t x) {
+      const float value = from_f16(static_cast<uint32_t>(x));
+      return std::isnan(value) ? 0x7FFFFFFFu : float_bits(value);
+    });
   }
   if (to == "f32" && (from == "s32" || from == "u32") && rn) {
     const bool is_signed = from == "s32";

@@ -106,6 +106,10 @@ std::vector<TensorMap::Piece> TensorMap::box_at(const std::vector<int32_t>& coor
   const int step = fp4 ? kFp4Chunk : 1;
   const uint32_t bytes = fp4 ? kFp4ChunkBytes : static_cast<uint32_t>(kBytes[fields.type]);
   if (fp4 && coordinates[0] % 128 != 0) throw Error("misaligned coordinate along packed FP4");
+  // Not in the ISA's text: an H200 takes anything else for an illegal instruction.
+  if (!fp4 && coordinates[0] * static_cast<int>(bytes) % 16 != 0) {
+    throw Error("the innermost coordinate is not at a multiple of 16 bytes");
+  }
   std::vector<Piece> pieces;
   uint32_t index[5] = {};
   uint32_t offset = shared;

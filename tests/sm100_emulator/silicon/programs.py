@@ -203,6 +203,43 @@ REMOTE = Program(FILL + BARRIER + CLUSTER + """
 """ + WAIT + CLUSTER + DUMP, cluster=2)  # fmt: skip
 
 
+BULK_COPIES = Program(FILL + BARRIER + """
+  @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 1040;
+  @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1+64], [%d0+32], 1024, [%r3];
+  @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1+2048], [%d0], 16, [%r3];
+""" + WAIT + """
+  @%p0 cp.async.bulk.global.shared::cta.bulk_group [%d1+4096], [%r1+16], 2064;
+  cp.async.bulk.commit_group;
+  cp.async.bulk.wait_group 0;
+""" + DUMP)  # fmt: skip
+
+ATOMICS = Program(FILL + """
+  ld.global.u32 %r20, [%d3];
+  rem.u32 %r21, %r0, 5;
+  shl.b32 %r21, %r21, 2;
+  add.s32 %r21, %r21, %r1;
+  atom.shared.add.u32 %r22, [%r21], %r20;
+  atom.shared.max.u32 %r22, [%r21+64], %r20;
+  atom.shared.min.s32 %r22, [%r21+128], %r20;
+  bar.sync 0;
+""" + DUMP)
+
+VECTORS = Program("""
+  shl.b32 %r15, %r0, 4;
+  cvt.u64.u32 %d7, %r15;
+  add.s64 %d8, %d0, %d7;
+  add.s64 %d9, %d1, %d7;
+  ld.global.v4.u32 {%r20, %r21, %r22, %r23}, [%d8];
+  st.global.v4.u32 [%d9], {%r23, %r21, %r20, %r22};
+  ld.global.s8 %r24, [%d8+1];
+  ld.global.u16 %h1, [%d8+6];
+  cvt.s32.s16 %r25, %h1;
+  mov.b64 %d10, {%r24, %r25};
+  st.global.b64 [%d9+512], %d10;
+  st.global.u8 [%d9+1024], %r20;
+""")
+
+
 def stmatrix(count: int, transposed: bool) -> Program:
     registers = ", ".join(f"%r{20 + i}" for i in range(count))
     values = "".join(
@@ -245,7 +282,15 @@ BOXES = {
     64: Map("bf16", (48, 40), (32, 24), 2),
     128: Map("f32", (40, 40), (32, 24), 3),
 }
-PLACES = {"inside": (0, 3), "below zero": (-7, -5), "past the end": (17, 30), "outside": (200, 0)}
+PLACES = {
+    "inside": (0, 3),
+    "below zero": (-16, -5),
+    "past the end": (32, 30),
+    "outside": (208, 0),
+    "row below zero": (16, -5),
+    "column below zero": (-16, 2),
+    "odd": (7, 2),
+}
 
 PROGRAMS = {
     **{f"load, swizzle {s}, {name}": load(BOXES[s], at) for s in BOXES for name, at in PLACES.items()},
@@ -255,7 +300,7 @@ PROGRAMS = {
         for name, at in PLACES.items()
         if name != "outside"
     },
-    "load of three dimensions": load(Map("u16", (24, 9, 7), (16, 4, 3), 1), (4, -1, 5)),
+    "load of three dimensions": load(Map("u16", (24, 9, 7), (16, 4, 3), 1), (8, -1, 5)),
     "load of four dimensions": load(Map("u8", (16, 4, 5, 3), (16, 2, 2, 2), 0), (0, 3, -1, 1)),
     "load of 32 columns of 16 bits, swizzle 64": load(Map("u16", (40, 20), (32, 16), 2), (8, 4)),
     "load of 64 columns of 16 bits, swizzle 128": load(Map("bf16", (72, 20), (64, 16), 3), (8, 4)),
@@ -267,6 +312,9 @@ PROGRAMS = {
     "multicast to the other": multicast(F32, 2),
     "multicast to itself": multicast(F32, 1),
     "remote shared memory": REMOTE,
+    "bulk copies": BULK_COPIES,
+    "atomics": ATOMICS,
+    "vectors and bytes": VECTORS,
     **{
         f"stmatrix x{count}{' trans' if t else ''}": stmatrix(count, t)
         for count in (1, 2, 4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.sm100.standin import Launch, aligned
-from tests.sm100_emulator.emulator import Emulator
+from tests.sm100_emulator.emulator import EmulationError, Emulator
 from tests.sm100_emulator.silicon.programs import (
     IN_BYTES,
     OUT_BYTES,
@@ -57,11 +57,15 @@ def run(program: Program, seed: int) -> np.ndarray:
 
 
 def test_there_are_enough() -> None:
-    assert len(RECORDED.files) >= 30
+    assert sum(RECORDED[name].size > 0 for name in RECORDED.files) >= 30
     assert set(RECORDED.files) == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_same_bits_as_an_h200(name: str, seed: int) -> None:
+    if RECORDED[name].size == 0:  # the hardware takes it for an illegal instruction
+        with pytest.raises(EmulationError, match="coordinate"):
+            run(PROGRAMS[name], seed)
+        return
     np.testing.assert_array_equal(run(PROGRAMS[name], seed), RECORDED[name])
