@@ -69,8 +69,15 @@ class Gpu:
             raise AssertionError(f"{unwritten} bytes of the result were never written")
         return y
 
-    def call(self, target: str, inputs: list[np.ndarray], results: list[np.ndarray],
-             attributes: dict[str, int | str], seed: int = 0, resident: int = 2) -> None:  # fmt: skip
+    def call(
+        self,
+        target: str,
+        inputs: list[np.ndarray],
+        results: list[np.ndarray],
+        attributes: dict[str, int | str],
+        seed: int = 0,
+        resident: int = 2,
+    ) -> None:
         """Calls a target's handler with arrays in device memory."""
         self.emulator.set_arrays(inputs, results)
         self.emulator.schedule(seed, resident)

@@ -83,9 +83,7 @@ def accumulators(x_codes: np.ndarray, x_scales: np.ndarray, w_codes: np.ndarray,
         x, w = np.ldexp(x, x_scale[:, None]), np.ldexp(w, w_scale[:, None])
         for row in range(0, rows, 32):
             part = slice(row, row + 32)
-            result[part] = accumulate_block(
-                x[part], w, x_exponent[part], w_exponent, result[part]
-            )
+            result[part] = accumulate_block(x[part], w, x_exponent[part], w_exponent, result[part])
         nan = (x_nan[:, along].any(axis=1) | (x_scales[:, block] == 255))[:, None]
         nan = nan | (w_scales[:, block] == 255)[None, :]
         result[nan] = np.nan

@@ -19,6 +19,7 @@ TENSOR_MAP_OFFSETS = {"type": 4, "swizzle": 7, "box": 16, "dims": 28, "address":
 """Of the fields of FakeTensorMap in fake_cudart.h."""
 
 Text = Callable[[str], str]
+SMALL = Case(m=70, n=269, k=200, block=32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Mutant:
     seeds: tuple[int, ...] = (0,)
     """Schedules to try; a missing wait shows only in those that are adverse."""
     tile: str = "dense_swap_128x64"
-    case: Case = Case(m=70, n=269, k=200, block=32)
+    case: Case = SMALL
 
     def run(self, gpu: Gpu) -> str | None:
         """The message that shows the fault, or None if no schedule does."""
@@ -47,12 +48,12 @@ class Mutant:
             gpu.change_text = lambda name, ptx: text(ptx) if kernel in name else ptx
         if self.launch is not None:
             launch = self.launch
-            gpu.change_launch = lambda name, l: launch(l) if "device_kernel" in name else None
+            gpu.change_launch = lambda name, it: launch(it) if "device_kernel" in name else None
         try:
             for seed in self.seeds:
                 try:
                     self.case.check(gpu, self.tile, seed, self.operands)
-                except Exception as caught:  # noqa: BLE001 - any of them shows the fault
+                except Exception as caught:
                     return str(caught)
             return None
         finally:
@@ -121,7 +122,9 @@ MAGIC = TENSOR_MAP_MAGIC.to_bytes(4, "little")
 
 def on(field: str, change: Callable[[np.ndarray], np.ndarray]):
     """Changes one of the operands."""
-    return lambda operands: dataclasses.replace(operands, **{field: change(getattr(operands, field))})
+    return lambda operands: dataclasses.replace(
+        operands, **{field: change(getattr(operands, field))}
+    )
 
 
 def swap_nibbles(codes: np.ndarray) -> np.ndarray:

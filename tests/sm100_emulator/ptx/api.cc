@@ -74,19 +74,22 @@ void emulator_clear_arrays(Emulator* emulator) {
   emulator->machine.global.clear();
   for (const auto& loaded : emulator->modules) {
     for (auto& [name, memory] : loaded->variables) {
-      emulator->machine.global.add(reinterpret_cast<uint64_t>(memory.data()), memory.size(), true, true);
+      emulator->machine.global.add(reinterpret_cast<uint64_t>(memory.data()), memory.size(), true,
+                                   true);
     }
   }
 }
 
 void emulator_add_array(Emulator* emulator, void* data, uint64_t bytes, int defined, int writable) {
-  emulator->machine.global.add(reinterpret_cast<uint64_t>(data), bytes, defined != 0, writable != 0);
+  emulator->machine.global.add(reinterpret_cast<uint64_t>(data), bytes, defined != 0,
+                               writable != 0);
 }
 
 // Which bytes of an array were written.
 int emulator_defined(Emulator* emulator, void* data, uint64_t bytes, uint8_t* defined) {
   return guarded([&] {
-    const ptx::View view = emulator->machine.global.at(reinterpret_cast<uint64_t>(data), bytes, false);
+    const ptx::View view =
+        emulator->machine.global.at(reinterpret_cast<uint64_t>(data), bytes, false);
     std::memcpy(defined, view.defined, bytes);
   });
 }

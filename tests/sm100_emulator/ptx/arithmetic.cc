@@ -65,8 +65,8 @@ Execute by_integer(Decoder& d, int inputs, F f) {
 template <class T, class F>
 auto wrap(T a, T b, F f) {
   using U = std::make_unsigned_t<T>;
-  return static_cast<T>(f(static_cast<uint64_t>(static_cast<U>(a)),
-                          static_cast<uint64_t>(static_cast<U>(b))));
+  return static_cast<T>(
+      f(static_cast<uint64_t>(static_cast<U>(a)), static_cast<uint64_t>(static_cast<U>(b))));
 }
 
 float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
@@ -115,7 +115,8 @@ Execute wide(Decoder& d, bool addend) {
     each(lanes, [&](int i) {
       const auto product = static_cast<uint64_t>(static_cast<int64_t>(from_bits<T>(x[i])) *
                                                  static_cast<int64_t>(from_bits<T>(y[i])));
-      warp.registers[to][i] = static_cast<std::make_unsigned_t<Wide>>(product + (addend ? z[i] : 0));
+      warp.registers[to][i] =
+          static_cast<std::make_unsigned_t<Wide>>(product + (addend ? z[i] : 0));
     });
     return Outcome::kNext;
   };
@@ -155,8 +156,10 @@ Execute mad(Decoder& d) { return multiply(d, true); }
 // 9.7.3.6: one rounding.
 Execute fma(Decoder& d) {
   if (d.type() != "f32" || d.has("sat")) d.unknown();
-  const int mode = d.has("rm") ? FE_DOWNWARD : d.has("rz") ? FE_TOWARDZERO
-                   : d.has("rp") ? FE_UPWARD : FE_TONEAREST;
+  const int mode = d.has("rm")   ? FE_DOWNWARD
+                   : d.has("rz") ? FE_TOWARDZERO
+                   : d.has("rp") ? FE_UPWARD
+                                 : FE_TONEAREST;
   const bool ftz = d.has("ftz");
   return map<float>(d, 3, [mode, ftz](float a, float b, float c) {
     if (ftz) a = flush(a), b = flush(b), c = flush(c);
@@ -202,8 +205,10 @@ Execute neg(Decoder& d) {
 }
 
 Execute absolute(Decoder& d) {
-  if (d.type() == "f32") return map<float>(d, 1, [](float a, float, float) { return std::fabs(a); });
-  return by_integer(d, 1, [](auto a, auto, auto) { return a < 0 ? static_cast<decltype(a)>(-a) : a; });
+  if (d.type() == "f32")
+    return map<float>(d, 1, [](float a, float, float) { return std::fabs(a); });
+  return by_integer(d, 1,
+                    [](auto a, auto, auto) { return a < 0 ? static_cast<decltype(a)>(-a) : a; });
 }
 
 Execute minimum(Decoder& d) {
@@ -326,7 +331,8 @@ Execute setp(Decoder& d) {
   if (d.instruction.opcode.size() != 3) d.unknown();
   const std::string how = d.part(1), t = d.type();
   compare(how, 0, 0);
-  if (t == "f32") return map<float>(d, 2, [how](float a, float b, float) { return compare(how, a, b); });
+  if (t == "f32")
+    return map<float>(d, 2, [how](float a, float b, float) { return compare(how, a, b); });
   return by_integer(d, 2, [how](auto a, auto b, auto) { return compare(how, a, b); });
 }
 

@@ -29,11 +29,12 @@ uint32_t to_float(int64_t sum, int exponent) {
   const int biased = std::max(leading + exponent + kBias, 1);
   if (biased >= 255) return sign | kInfinity;
   // The unit of the last place is 2^(biased - bias - 23).
-  const auto digits =
-      static_cast<uint32_t>(shift(static_cast<int64_t>(magnitude), exponent - (biased - kBias - kFraction)));
+  const auto digits = static_cast<uint32_t>(
+      shift(static_cast<int64_t>(magnitude), exponent - (biased - kBias - kFraction)));
   if (digits == 0) return 0;
   const bool subnormal = digits >> kFraction == 0;
-  return sign | (subnormal ? digits : static_cast<uint32_t>(biased) << kFraction | (digits & 0x7FFFFF));
+  return sign |
+         (subnormal ? digits : static_cast<uint32_t>(biased) << kFraction | (digits & 0x7FFFFF));
 }
 
 }  // namespace
@@ -80,8 +81,8 @@ uint32_t multiply_accumulate(const ScaledRow& a, Format a_format, const ScaledRo
     for (int k = half; k < half + kMmaK / 2; ++k) {
       const int by = up + exponent[k] - largest;
       const auto magnitude = static_cast<uint32_t>(std::abs(product[k]));
-      const auto moved = static_cast<int32_t>(magnitude << std::max(by, 0) >>
-                                              std::min(std::max(-by, 0), 31));
+      const auto moved =
+          static_cast<int32_t>(magnitude << std::max(by, 0) >> std::min(std::max(-by, 0), 31));
       part += product[k] < 0 ? -moved : moved;
     }
     sum += part;

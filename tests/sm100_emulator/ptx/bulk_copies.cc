@@ -73,7 +73,8 @@ struct TensorOperand {  // [map, {x, y, ..}]
 
 // 9.7.9.27.1.2, from global to shared memory.
 Execute load_tensor(Decoder& d) {
-  if (!d.has("mbarrier::complete_tx::bytes") || d.has("im2col") || d.has("tile::gather4")) d.unknown();
+  if (!d.has("mbarrier::complete_tx::bytes") || d.has("im2col") || d.has("tile::gather4"))
+    d.unknown();
   const bool multicast = d.has("multicast::cluster"), pair = d.has("cta_group::2");
   const Address to = d.address(0), barrier = d.address(2);
   const TensorOperand tensor(d, d.text(1));

@@ -31,10 +31,14 @@ Execute shfl(Decoder& d) {
       const int most = first | (last & ~segment);
       int from;
       bool inside;
-      if (mode == "up") from = lane - amount, inside = from >= most;
-      else if (mode == "down") from = lane + amount, inside = from <= most;
-      else if (mode == "bfly") from = lane ^ amount, inside = from <= most;
-      else from = first | (amount & ~segment), inside = from <= most;
+      if (mode == "up")
+        from = lane - amount, inside = from >= most;
+      else if (mode == "down")
+        from = lane + amount, inside = from <= most;
+      else if (mode == "bfly")
+        from = lane ^ amount, inside = from <= most;
+      else
+        from = first | (amount & ~segment), inside = from <= most;
       if (!inside) from = lane;
       if (!(lanes >> from & 1)) throw Error("shfl reads a lane that does not take part");
       if (undefined >> from & 1) result_undefined |= 1u << lane;
@@ -61,7 +65,9 @@ Execute vote(Decoder& d) {
     each(lanes, [&](int i) {
       if ((predicate.lanes(warp)[i] != 0) != negated) ballot |= 1u << i;
     });
-    const uint64_t result = mode == "ballot" ? ballot : mode == "any" ? ballot != 0 : ballot == lanes;
+    const uint64_t result = mode == "ballot" ? ballot
+                            : mode == "any"  ? ballot != 0
+                                             : ballot == lanes;
     each(lanes, [&](int i) { warp.registers[to][i] = result; });
     return Outcome::kNext;
   };
@@ -122,8 +128,9 @@ Execute bar(Decoder& d) {
       warp.at_barrier = false;
       return Outcome::kNext;
     }
-    const auto expected = static_cast<uint32_t>(
-        counted ? uniform(threads.lanes(warp), lanes) : (machine.block.count() + kWarp - 1) / kWarp * kWarp);
+    const auto expected =
+        static_cast<uint32_t>(counted ? uniform(threads.lanes(warp), lanes)
+                                      : (machine.block.count() + kWarp - 1) / kWarp * kWarp);
     ++machine.events;
     barrier.arrived += kWarp;
     if (barrier.arrived > expected) throw Error("more threads arrive than the barrier expects");

@@ -27,7 +27,8 @@ uint32_t round_magnitude(float value, int mantissa, int least) {
   if (magnitude == 0) return 0;
   const int exponent = std::max(std::ilogb(magnitude), least);
   // nearbyint rounds to nearest even; a carry into the next exponent is the next encoding.
-  const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, mantissa - exponent)));
+  const auto steps =
+      static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, mantissa - exponent)));
   return (static_cast<uint32_t>(exponent - least) << mantissa) + steps;
 }
 
@@ -57,7 +58,8 @@ float from_f16(uint32_t bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const float sign = bits & 0x8000 ? -1.0f : 1.0f;
   if (exponent == 31) return mantissa ? NAN : sign * INFINITY;
-  return sign * std::ldexp(static_cast<float>(mantissa + (exponent ? 1024 : 0)), std::max(exponent, 1) - 25);
+  return sign * std::ldexp(static_cast<float>(mantissa + (exponent ? 1024 : 0)),
+                           std::max(exponent, 1) - 25);
 }
 
 using Convert = uint32_t (*)(float);
@@ -69,8 +71,8 @@ Execute convert_pair(Decoder& d, Convert convert, int width) {
   if (width == 16) d.packs(a, b);
   return [=](Machine&, Warp& warp, uint32_t lanes) {
     each(lanes, [&](int i) {
-      warp.registers[to][i] = convert(as_float(a.lanes(warp)[i])) << width |
-                              convert(as_float(b.lanes(warp)[i]));
+      warp.registers[to][i] =
+          convert(as_float(a.lanes(warp)[i])) << width | convert(as_float(b.lanes(warp)[i]));
     });
     return Outcome::kNext;
   };

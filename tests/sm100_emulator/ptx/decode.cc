@@ -20,7 +20,8 @@ bool parse_constant(const std::string& text, uint64_t* value) {
   }
   const size_t digit = text[0] == '-' ? 1 : 0;
   if (digit >= text.size() || !std::isdigit(static_cast<unsigned char>(text[digit]))) return false;
-  *value = digit == 1 ? static_cast<uint64_t>(-std::stoll(text.substr(1), nullptr, 0)) : std::stoull(text, nullptr, 0);
+  *value = digit == 1 ? static_cast<uint64_t>(-std::stoll(text.substr(1), nullptr, 0))
+                      : std::stoull(text, nullptr, 0);
   return true;
 }
 

@@ -15,9 +15,7 @@ struct Source {
   int slot = -1;
   std::shared_ptr<const Lanes> constant;
 
-  const Lanes& lanes(const Warp& warp) const {
-    return slot < 0 ? *constant : warp.registers[slot];
-  }
+  const Lanes& lanes(const Warp& warp) const { return slot < 0 ? *constant : warp.registers[slot]; }
   uint32_t undefined(const Warp& warp) const {
     return static_cast<uint32_t>(undefined_halves(warp) | undefined_halves(warp) >> 32);
   }
@@ -64,7 +62,9 @@ class Decoder {
   const std::string& text(size_t operand) const;
 
   // The destination's halves are made of one source each.
-  void packs(const Source& upper, const Source& lower) { upper_ = upper, lower_ = lower, packs_ = true; }
+  void packs(const Source& upper, const Source& lower) {
+    upper_ = upper, lower_ = lower, packs_ = true;
+  }
 
   // `execute`, after a check that no source is undefined; destinations become defined, or as
   // undefined as the data are.

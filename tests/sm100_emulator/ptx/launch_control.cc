@@ -48,7 +48,8 @@ Execute query(Decoder& d) {
   const Source answer = d.source(1);
   return [=](Machine&, Warp& warp, uint32_t lanes) {
     each(lanes, [&](int i) {
-      const uint64_t lower = warp.registers[answer.slot][i], upper = warp.registers[answer.slot + 1][i];
+      const uint64_t lower = warp.registers[answer.slot][i],
+                     upper = warp.registers[answer.slot + 1][i];
       if (upper >> 32 == 0) throw Error("asks for the first thread block of no cluster");
       const uint64_t values[4] = {lower & 0xFFFFFFFF, lower >> 32, upper & 0xFFFFFFFF, 0};
       for (int axis = 0; axis < 4; ++axis) {

@@ -148,8 +148,8 @@ struct Program {
 };
 
 struct Options {
-  uint64_t seed = 0;          // 0: everything asynchronous happens at once
-  uint32_t resident = 1;      // clusters that run at the same time
+  uint64_t seed = 0;      // 0: everything asynchronous happens at once
+  uint32_t resident = 1;  // clusters that run at the same time
   uint64_t most_instructions = 400'000'000;
 };
 
@@ -158,10 +158,10 @@ struct Machine {
   Options options;
   std::mt19937_64 random;
   const Instruction* current = nullptr;
-  std::map<std::string, uint64_t> executed;  // by opcode
-  std::map<std::string, uint64_t> counts;    // what the engines did
+  std::map<std::string, uint64_t> executed;           // by opcode
+  std::map<std::string, uint64_t> counts;             // what the engines did
   std::map<uint64_t, uint64_t> released_tensor_maps;  // address -> how often
-  uint64_t events = 0;  // progress that is not waiting in a loop
+  uint64_t events = 0;                                // progress that is not waiting in a loop
 
   void launch(Program& program, Dim3 grid, Dim3 block, Dim3 cluster, uint32_t dynamic_shared,
               void** arguments);

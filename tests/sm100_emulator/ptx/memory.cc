@@ -67,7 +67,8 @@ void TensorMemory::check(int lane, int column, int lanes, int columns) const {
                 std::to_string(column));
   }
   for (int i = column; i < column + columns; ++i) {
-    if (owner[i] == 0) throw Error("tensor memory column " + std::to_string(i) + " is not allocated");
+    if (owner[i] == 0)
+      throw Error("tensor memory column " + std::to_string(i) + " is not allocated");
   }
 }
 

@@ -156,7 +156,8 @@ class BodyParser {
         continue;
       }
       const int count = std::stoi(name.substr(open + 1));
-      for (int i = 0; i < count; ++i) declare(scope, name.substr(0, open) + std::to_string(i), match[1]);
+      for (int i = 0; i < count; ++i)
+        declare(scope, name.substr(0, open) + std::to_string(i), match[1]);
     }
   }
 
@@ -239,8 +240,8 @@ int type_bytes(const std::string& type) {
 
 const std::vector<std::string>& special_registers() {
   static const std::vector<std::string> names = [] {
-    std::vector<std::string> all = {"%laneid", "%warpid", "%cluster_ctarank", "%cluster_nctarank",
-                                    "%smid", "%nsmid"};
+    std::vector<std::string> all = {"%laneid",           "%warpid", "%cluster_ctarank",
+                                    "%cluster_nctarank", "%smid",   "%nsmid"};
     for (const char* base : {"tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid",
                              "cluster_ctaid", "cluster_nctaid"}) {
       for (const char* axis : {"x", "y", "z"}) all.push_back(std::string("%") + base + "." + axis);

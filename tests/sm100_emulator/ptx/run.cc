@@ -255,8 +255,8 @@ bool Machine::step(Warp& warp, Warp::Group group) {
 }
 
 std::string Machine::where(const Warp& warp) const {
-  std::string result = "thread block " + std::to_string(warp.cta->rank) + " warp " +
-                       std::to_string(warp.index);
+  std::string result =
+      "thread block " + std::to_string(warp.cta->rank) + " warp " + std::to_string(warp.index);
   for (const Warp::Group& group : warp.groups) {
     result += " at " + at(program_->steps[group.pc].instruction);
   }

@@ -43,9 +43,9 @@ Execute alloc(Decoder& d) {
     Cta& cta = *warp.cta;
     if (!cta.may_allocate) throw Error("the permit to allocate was given up");
     int start = 0;
-    while (start < kTmemColumns &&
-           std::any_of(cta.tensor.owner + start, cta.tensor.owner + start + columns,
-                       [](int owner) { return owner != 0; })) {
+    while (start < kTmemColumns && std::any_of(
+                                       cta.tensor.owner + start, cta.tensor.owner + start + columns,
+                                       [](int owner) { return owner != 0; })) {
       start += columns;
     }
     if (start >= kTmemColumns) return Outcome::kBlock;
@@ -112,7 +112,8 @@ int check_access(const Warp& warp, const Fragment& fragment, uint32_t address) {
   int lane = lane_of(address);
   if (lane < 32) lane += first;
   if (lane < first || lane + fragment.rows() > first + 32) {
-    throw Error("tensor memory lane " + std::to_string(lane) + " from warp " + std::to_string(warp.index));
+    throw Error("tensor memory lane " + std::to_string(lane) + " from warp " +
+                std::to_string(warp.index));
   }
   warp.cta->tensor.check(lane, column, fragment.rows(), fragment.columns());
   return warp.cta->tensor.index(lane, column);
@@ -168,8 +169,10 @@ struct MatrixDescriptor {
   int swizzle;
 
   explicit MatrixDescriptor(uint64_t bits)
-      : start((bits & 0x3FFF) << 4), leading((bits >> 16 & 0x3FFF) << 4),
-        stride((bits >> 32 & 0x3FFF) << 4), swizzle(static_cast<int>(bits >> 61)) {
+      : start((bits & 0x3FFF) << 4),
+        leading((bits >> 16 & 0x3FFF) << 4),
+        stride((bits >> 32 & 0x3FFF) << 4),
+        swizzle(static_cast<int>(bits >> 61)) {
     if ((bits >> 46 & 7) != 1) throw Error("the matrix descriptor's version is not 1");
     if ((bits >> 49 & 7) != 0 || (bits >> 52 & 1) != 0) throw Error("unknown matrix descriptor");
   }
@@ -206,7 +209,8 @@ Execute cp(Decoder& d) {
               const int cell = cta->tensor.index(32 * part + row, column_of(target));
               std::memcpy(&cta->tensor.cells[cell], view.data, 16);
               for (int i = 0; i < 4; ++i) {
-                cta->tensor.defined[cell + i] = View{view.data, view.defined + 4 * i}.all_defined(4);
+                cta->tensor.defined[cell + i] =
+                    View{view.data, view.defined + 4 * i}.all_defined(4);
               }
             }
           }
@@ -249,9 +253,12 @@ struct MmaDescriptor {
   int m, n, a_scale, b_scale;
 
   explicit MmaDescriptor(uint32_t bits)
-      : a(static_cast<Format>(bits >> 7 & 7)), b(static_cast<Format>(bits >> 10 & 7)),
-        m(static_cast<int>(bits >> 27 & 3) * 128), n(static_cast<int>(bits >> 17 & 63) * 8),
-        a_scale(bits >> 29 & 3), b_scale(bits >> 4 & 3) {
+      : a(static_cast<Format>(bits >> 7 & 7)),
+        b(static_cast<Format>(bits >> 10 & 7)),
+        m(static_cast<int>(bits >> 27 & 3) * 128),
+        n(static_cast<int>(bits >> 17 & 63) * 8),
+        a_scale(bits >> 29 & 3),
+        b_scale(bits >> 4 & 3) {
     for (Format format : {a, b}) {
       if (format != Format::kE4M3 && format != Format::kE2M1) throw Error("unknown operand format");
     }
@@ -262,7 +269,8 @@ struct MmaDescriptor {
 };
 
 // Rows of an operand with their scales, as the tensor core sees them.
-std::vector<ScaledRow> load_rows(Cta& cta, const MatrixDescriptor& matrix, Format format, int rows) {
+std::vector<ScaledRow> load_rows(Cta& cta, const MatrixDescriptor& matrix, Format format,
+                                 int rows) {
   std::vector<ScaledRow> result;
   for (int r = 0; r < rows; ++r) {
     uint8_t codes[kMmaK];
@@ -275,7 +283,8 @@ std::vector<ScaledRow> load_rows(Cta& cta, const MatrixDescriptor& matrix, Forma
       cta.shared.check_fenced(at, bytes);
       for (int i = 0; i < 16; ++i) {
         codes[16 * half + i] = format == Format::kE4M3 ? view.data[i]
-                               : i % 2 == 0 ? view.data[i / 2] & 15 : view.data[i / 2] >> 4;
+                               : i % 2 == 0            ? view.data[i / 2] & 15
+                                                       : view.data[i / 2] >> 4;
       }
     }
     result.push_back(expand(codes, format, 127));
@@ -285,10 +294,12 @@ std::vector<ScaledRow> load_rows(Cta& cta, const MatrixDescriptor& matrix, Forma
 }
 
 // 9.7.16.10.7.2: the scale of row r is in lane r % 32 of every part, column r / 32, byte `id`.
-void apply_scales(const TensorMemory& memory, uint32_t address, int id, std::vector<ScaledRow>& rows) {
+void apply_scales(const TensorMemory& memory, uint32_t address, int id,
+                  std::vector<ScaledRow>& rows) {
   if (lane_of(address) != 0) throw Error("scales do not start in lane 0");
   const int byte = static_cast<int>(address >> 30);
-  if (byte != 0 && byte != id) throw Error("the address names another byte of scales than the descriptor");
+  if (byte != 0 && byte != id)
+    throw Error("the address names another byte of scales than the descriptor");
   const int columns = static_cast<int>(rows.size() + 31) / 32;
   memory.check(0, column_of(address), kTmemLanes, columns);
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -318,7 +329,8 @@ struct Mma {
 void run(const Mma& mma, const std::vector<Cta*>& group) {
   const auto blocks = static_cast<int>(group.size());
   const MmaDescriptor& descriptor = mma.descriptor;
-  if (descriptor.m != 128 * blocks) throw Error("M of the descriptor does not fit the thread blocks");
+  if (descriptor.m != 128 * blocks)
+    throw Error("M of the descriptor does not fit the thread blocks");
   if (descriptor.n < 8 || descriptor.n > 256) throw Error("N of the descriptor is out of range");
   if (lane_of(mma.target) != 0) throw Error("the accumulator does not start in lane 0");
   std::vector<ScaledRow> columns;

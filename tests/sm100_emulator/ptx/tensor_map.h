@@ -1,5 +1,5 @@
-// Tiles of tensors, PTX ISA section 5.5: which bytes of global memory a box has, and where in shared
-// memory they lie.
+// Tiles of tensors, PTX ISA section 5.5: which bytes of global memory a box has, and where in
+// shared memory they lie.
 #pragma once
 
 #include <vector>

@@ -91,15 +91,18 @@ uint32_t TensorMap::slot_bytes() const {
 uint32_t TensorMap::transaction_bytes() const {
   uint64_t count = 1;
   for (int i = 0; i < fields.rank; ++i) count *= fields.box[i];
-  return static_cast<uint32_t>(fields.type == kFp4Align16 ? count / 2 : count * kBytes[fields.type]);
+  return static_cast<uint32_t>(fields.type == kFp4Align16 ? count / 2
+                                                          : count * kBytes[fields.type]);
 }
 
 std::vector<TensorMap::Piece> TensorMap::box_at(const std::vector<int32_t>& coordinates,
                                                 uint32_t shared) const {
   const bool fp4 = fields.type == kFp4Align16;
   if (!fp4 && fields.type >= std::size(kBytes)) throw Error("unknown type of tensor map");
-  if (fields.swizzle >= std::size(kSwizzles) || fields.interleave != 0) throw Error("unknown layout of tensor map");
-  if (coordinates.size() != fields.rank) throw Error("coordinates of another rank than the tensor's");
+  if (fields.swizzle >= std::size(kSwizzles) || fields.interleave != 0)
+    throw Error("unknown layout of tensor map");
+  if (coordinates.size() != fields.rank)
+    throw Error("coordinates of another rank than the tensor's");
   if (shared % kSwizzles[fields.swizzle].alignment != 0) {
     throw Error("misaligned box in shared memory");
   }

@@ -57,7 +57,8 @@ Execute ld(Decoder& d) {
   for (const std::string& name : d.vector(0)) to.push_back(d.destination(name));
   if (static_cast<int>(to.size()) != access.count) d.unknown();
   std::vector<int> widths;  // a register may be wider than what is loaded: signs extend
-  for (const std::string& name : d.vector(0)) widths.push_back(name == "_" ? 8 : type_bytes(d.register_type(name)));
+  for (const std::string& name : d.vector(0))
+    widths.push_back(name == "_" ? 8 : type_bytes(d.register_type(name)));
   return [=](Machine& machine, Warp& warp, uint32_t lanes) {
     // Destinations may hold the address.
     Lanes values[8];
@@ -69,7 +70,9 @@ Execute ld(Decoder& d) {
           const int bytes = std::min(access.element, 8);
           uint64_t value = 0;
           std::memcpy(&value, view.data + i * access.element + 8 * half, bytes);
-          if (is_signed) value = static_cast<uint64_t>(static_cast<int64_t>(value << (64 - 8 * bytes)) >> (64 - 8 * bytes));
+          if (is_signed)
+            value = static_cast<uint64_t>(static_cast<int64_t>(value << (64 - 8 * bytes)) >>
+                                          (64 - 8 * bytes));
           if (widths[i] < 8) value &= (1ull << 8 * widths[i]) - 1;
           values[wide ? half : i][lane] = value;
         }
@@ -81,11 +84,10 @@ Execute ld(Decoder& d) {
     for (int i = 0; i < access.count; ++i) {
       if (to[i] < 0) continue;
       for (int half = 0; half < (wide ? 2 : 1); ++half) {
-        each(lanes, [&](int lane) {
-          warp.registers[to[i] + half][lane] = values[wide ? half : i][lane];
-        });
-        warp.undefined[to[i] + half] = (warp.undefined[to[i] + half] & ~both_halves(lanes)) |
-                                       both_halves(undefined[i]);
+        each(lanes,
+             [&](int lane) { warp.registers[to[i] + half][lane] = values[wide ? half : i][lane]; });
+        warp.undefined[to[i] + half] =
+            (warp.undefined[to[i] + half] & ~both_halves(lanes)) | both_halves(undefined[i]);
       }
     }
     return Outcome::kNext;
@@ -115,7 +117,8 @@ Execute st(Decoder& d) {
       }
       if (access.space == Space::kShared) {
         const uint32_t at = access.address.shared(warp, lane);
-        warp.cta->cluster->cta(at).shared.mark_written(at & kOffsetMask, access.bytes(), warp.index);
+        warp.cta->cluster->cta(at).shared.mark_written(at & kOffsetMask, access.bytes(),
+                                                       warp.index);
       }
     });
     return Outcome::kNext;
@@ -143,9 +146,12 @@ Execute atom(Decoder& d) {
       uint32_t before, after;
       std::memcpy(&before, view.data, 4);
       const auto value = static_cast<uint32_t>(operand.lanes(warp)[lane]);
-      const bool less = is_signed ? static_cast<int32_t>(before) < static_cast<int32_t>(value) : before < value;
-      after = operation == "add" ? before + value : operation == "exch" ? value
-              : (operation == "max") == less ? value : before;
+      const bool less =
+          is_signed ? static_cast<int32_t>(before) < static_cast<int32_t>(value) : before < value;
+      after = operation == "add"             ? before + value
+              : operation == "exch"          ? value
+              : (operation == "max") == less ? value
+                                             : before;
       std::memcpy(view.data, &after, 4);
       if (to >= 0) warp.registers[to][lane] = before;
     });

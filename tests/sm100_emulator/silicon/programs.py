@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - an instruction is a line
 """Programs of instructions that Hopper and Blackwell share, for an H200 and for the emulator.
 
 Each is PTX text with two arrays, and tensor maps where it needs some; what it writes is recorded on
@@ -213,7 +214,9 @@ BULK_COPIES = Program(FILL + BARRIER + """
   cp.async.bulk.wait_group 0;
 """ + DUMP)  # fmt: skip
 
-ATOMICS = Program(FILL + """
+ATOMICS = Program(
+    FILL
+    + """
   ld.global.u32 %r20, [%d3];
   rem.u32 %r21, %r0, 5;
   shl.b32 %r21, %r21, 2;
@@ -222,7 +225,9 @@ ATOMICS = Program(FILL + """
   atom.shared.max.u32 %r22, [%r21+64], %r20;
   atom.shared.min.s32 %r22, [%r21+128], %r20;
   bar.sync 0;
-""" + DUMP)
+"""
+    + DUMP
+)
 
 VECTORS = Program("""
   shl.b32 %r15, %r0, 4;
@@ -242,9 +247,7 @@ VECTORS = Program("""
 
 def stmatrix(count: int, transposed: bool) -> Program:
     registers = ", ".join(f"%r{20 + i}" for i in range(count))
-    values = "".join(
-        f"  ld.global.u32 %r{20 + i}, [%d3+{128 * i}];\n" for i in range(count)
-    )
+    values = "".join(f"  ld.global.u32 %r{20 + i}, [%d3+{128 * i}];\n" for i in range(count))
     trans = ".trans" if transposed else ""
     body = FILL + values + f"""
   shl.b32 %r15, %r0, 4;

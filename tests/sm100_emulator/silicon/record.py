@@ -70,7 +70,9 @@ def run(program: Program) -> np.ndarray:
     map = encode(program.map, (target if program.map.of_output else source).value)
     pointers = (ctypes.c_void_p * 3)(*map_addresses(source, target, map))
     attribute = Attribute(4, 0, (program.cluster, 1, 1))
-    config = Config((program.cluster, 1, 1), (32, 1, 1), 16384, None, ctypes.addressof(attribute), 1)
+    config = Config(
+        (program.cluster, 1, 1), (32, 1, 1), 16384, None, ctypes.addressof(attribute), 1
+    )
     check(CUDA.cuLaunchKernelEx(ctypes.byref(config), function, pointers, None), "launch")
     check(CUDA.cuCtxSynchronize(), "running")
     check(CUDA.cuMemcpyDtoH_v2(ctypes.c_void_p(out.ctypes.data), target, OUT_BYTES), "copy")

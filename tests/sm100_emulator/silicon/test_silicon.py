@@ -48,8 +48,8 @@ def run(program: Program, seed: int) -> np.ndarray:
     given, out = aligned((IN_BYTES,), np.uint8), aligned((OUT_BYTES,), np.uint8)
     given[:] = program.input()
     emulator.set_arrays([given], [out])
-    values = [ctypes.c_uint64(given.ctypes.data), ctypes.c_uint64(out.ctypes.data),
-              encode(program.map, (out if program.map.of_output else given).ctypes.data)]  # fmt: skip
+    map = encode(program.map, (out if program.map.of_output else given).ctypes.data)
+    values = (ctypes.c_uint64(given.ctypes.data), ctypes.c_uint64(out.ctypes.data), map)
     pointers = (ctypes.c_void_p * 3)(*[ctypes.addressof(value) for value in values])
     size = (program.cluster, 1, 1)
     emulator.launch(Launch(b"program", size, (32, 1, 1), size, 16384, pointers))
