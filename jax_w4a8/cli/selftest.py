@@ -1,4 +1,7 @@
-"""``python -m jax_w4a8 selftest``: every backend that serves here against float64."""
+"""``python -m jax_w4a8 selftest``: every backend that serves here against float64.
+
+The sm100 backend's results are compared with the predicted bits of its tensor core, too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import numpy as np
 import jax_w4a8
 from jax_w4a8 import QuantizedActivation, QuantizedWeight, backends
 from jax_w4a8.backends.selection import platform_here, why_not
+from jax_w4a8.cli import tensor_core
 from jax_w4a8.cli.info import KINDS, example
 from jax_w4a8.product import Kind
 
@@ -80,6 +84,24 @@ class Case:
         terms[used] = np.einsum("mk,mkn->mn", abs(x[used]), abs(w[group[used]]))
         return y, terms
 
+    def predicted(self, a: QuantizedActivation, block: int | str) -> np.ndarray:
+        """The bits of the tensor core's product ``[rows, N]``: ``tensor_core`` says how."""
+        x = np.asarray(a.codes).view(np.uint8).reshape(-1, K)
+        scales = np.asarray(a.scales).reshape(len(x), -1)
+        length = block if isinstance(block, int) else K
+        scales = scales[:, np.arange(0, K, tensor_core.BLOCK) // length]
+        packed = np.asarray(self.w.codes).reshape(-1, N, K // 2)
+        w = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, N, K)
+        w_scales = np.asarray(self.w.scales).reshape(len(w), N, -1)
+        result = np.zeros((len(x), N), np.float32)
+        groups = self.group_of_row()
+        for group in range(len(w)):
+            used = groups == group
+            result[used] = tensor_core.accumulators(
+                x[used], scales[used], w[group], w_scales[group]
+            )
+        return tensor_core.round_to(result, np.dtype(np.float32)).view(np.uint32)
+
 
 def main(argv: Sequence[str]) -> int:
     """Prints a table; returns 1 if a backend that serves here fails, else 0."""
@@ -89,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     platform = platform_here()
     device = jax.local_devices()[0].device_kind
     print(f"jax_w4a8 {jax_w4a8.__version__}, jax {jax.__version__}, {platform}: {device}")
-    print(f"{'backend':8} {'product':8} {'block':>5} {'error / bound':>14}  codes")
+    print(f"{'backend':8} {'product':8} {'block':>5} {'error / bound':>14}  codes   bits")
     failed = 0
     for name in backends.NAMES:
         for kind in KINDS:
@@ -119,5 +141,13 @@ def _check(name: str, case: Case, block: int | str) -> bool:
     )
     ok = bool(error <= 1) and same
     verdict = "same" if same else "DIFFER"
-    print(f"{name:8} {case.kind:8} {block!s:>5} {error:14.3f}  {verdict}{'' if ok else '  FAILED'}")
+    bits = "-"
+    if name == "sm100":
+        got = np.asarray(y, np.float32).reshape(-1, N).view(np.uint32)
+        differing = np.count_nonzero(got != case.predicted(reference, block))
+        bits = f"{differing} of {got.size} differ" if differing else "as predicted"
+    print(
+        f"{name:8} {case.kind:8} {block!s:>5} {error:14.3f}  {verdict:6}  {bits}"
+        f"{'' if ok else '  FAILED'}"
+    )
     return ok

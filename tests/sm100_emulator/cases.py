@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 
 import jax_w4a8
+from jax_w4a8.cli import tensor_core as model
 from jax_w4a8.product import Kind, Product, blocks_along
-from tests.sm100_emulator import model
 from tests.sm100_emulator.gpu import E4M3, Gpu, Operands
 
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.sm100_emulator import model
+from jax_w4a8.cli import tensor_core as model
 from tests.sm100_emulator.emulator import Emulator
 
 E4M3, E2M1 = 0, 5

@@ -1,7 +1,8 @@
-"""What the tensor core computes, to the last bit: written from the published measurements alone.
+"""What Blackwell's tensor core computes, to the last bit, by the published measurements of it.
 
-It shares nothing with the emulator. Numbers are float64 here, in which every product of a code of
-activations, a code of weights and two scales is exact, and so is every sum in units of the window.
+``selftest`` holds a GPU against it, and the tests an emulator that shares nothing with it. Numbers
+are float64 here, in which every product of a code of activations, a code of weights and two scales
+is exact, and so is every sum in units of the window.
 """
 
 from __future__ import annotations
