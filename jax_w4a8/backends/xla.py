@@ -23,6 +23,7 @@ from jax_w4a8.varying import vary_like
 # Scales are taken relative to the largest of their row, moved up by this many binades: numbers
 # then fit float32 and bfloat16 whatever the scales, and a row may spread over 170 binades.
 _HEADROOM = 45
+_FAR = 100
 
 # Elements of a row from this fraction of its largest on are added apart from those below: about
 # the middle of the binades that E4M3 has.
@@ -162,8 +163,14 @@ def _tile_height(rows: int, groups: int) -> int:
 
 def _dequantize_x(product: Product, codes: jax.Array, scales: jax.Array) -> Arrays:
     """Values ``[..., k_padded]`` relative to an exponent a row, and the exponents ``[...]``."""
-    relative, exponents = _relative(scales)
     width = activations.block_width(product.block, product.k)
+
+    def used() -> jax.Array:
+        padding = [(0, 0)] * (codes.ndim - 1) + [(0, product.x_blocks * width - product.k)]
+        bits = jnp.pad(lax.bitcast_convert_type(codes, jnp.uint8) & 0x7F, padding)
+        return jnp.any(bits.reshape(*scales.shape, width) != 0, axis=-1)
+
+    relative, exponents = _relative(scales, used)
     relative = jnp.repeat(relative, width, axis=-1)[..., : product.k]
     values = (formats.decode_e4m3(codes) * relative).astype(jnp.bfloat16)
     padding = [(0, 0)] * (values.ndim - 1) + [(0, product.k_padded - product.k)]
@@ -172,17 +179,34 @@ def _dequantize_x(product: Product, codes: jax.Array, scales: jax.Array) -> Arra
 
 def _dequantize_w(codes: jax.Array, scales: jax.Array) -> Arrays:
     """Values ``[N, k_padded]`` relative to an exponent a row, and the exponents ``[N]``."""
-    relative, exponents = _relative(scales)
+
+    def used() -> jax.Array:
+        blocks = codes.reshape(*scales.shape, formats.WEIGHT_BLOCK // 2)
+        return jnp.any(blocks & 0x77 != 0, axis=-1)
+
+    relative, exponents = _relative(scales, used)
     return formats.decode_packed(codes, relative, jnp.bfloat16), exponents
 
 
-def _relative(scales: jax.Array) -> Arrays:
-    """UE8M0 ``[..., B]`` as float32 factors times 2**exponent, one int32 exponent a row."""
+def _relative(scales: jax.Array, used: Callable[[], jax.Array]) -> Arrays:
+    """UE8M0 ``[..., B]`` as float32 factors times 2**exponent, one int32 exponent a row.
+
+    ``used`` tells the blocks that are not zeros, ``[..., B]``. The others' scales may be anything;
+    that is looked at only where a row's scales lie far apart.
+    """
     byte = scales.astype(jnp.int32)
     is_nan = byte == formats.SCALE_NAN
-    exponent = jnp.max(jnp.where(is_nan, 0, byte), axis=-1, keepdims=True) - _HEADROOM
-    factors = jnp.where(is_nan, jnp.nan, formats.power_of_two(byte - exponent))
-    return factors, exponent[..., 0] - formats.SCALE_ONE
+    number = jnp.where(is_nan, 0, byte)
+    largest = jnp.max(number, axis=-1, keepdims=True)
+    far_apart = jnp.any(largest - byte > _FAR)
+    largest = lax.cond(
+        far_apart,
+        lambda: jnp.max(jnp.where(used(), number, 0), axis=-1, keepdims=True),
+        lambda: largest,
+    )
+    exponent = largest - _HEADROOM
+    factors = formats.power_of_two(jnp.minimum(byte - exponent, _HEADROOM))
+    return jnp.where(is_nan, jnp.nan, factors), exponent[..., 0] - formats.SCALE_ONE
 
 
 def _scale(sums: jax.Array, exponents: jax.Array) -> jax.Array:

@@ -1,0 +1,146 @@
+"""Grouped and masked products of every backend that serves on a CPU, against float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_w4a8
+from jax_w4a8 import QuantizedActivation
+from tests import reference
+from tests.conformance.test_products import quantized_values, random_weight, values_of
+
+N, K = 24, 96
+
+
+@functools.partial(jax.jit, static_argnames=("block", "backend"))
+def grouped(x, w, sizes, block=None, backend=None):
+    return jax_w4a8.grouped_dot(x, w, sizes, block=block)
+
+
+@functools.partial(jax.jit, static_argnames=("block", "backend"))
+def masked(x, w, counts, block=None, backend=None):
+    return jax_w4a8.masked_grouped_dot(x, w, counts, block=block)
+
+
+def group_of_row(sizes, m):
+    """Which group each of m rows belongs to, -1 for none: jax.lax.ragged_dot's meaning."""
+    groups = np.repeat(np.arange(len(sizes)), np.maximum(sizes, 0))[:m]
+    return np.concatenate([groups, np.full(m - len(groups), -1)])
+
+
+def expected(values, group, kernels):
+    """In float64: rows times their groups' kernels, and the sums of the terms' magnitudes."""
+    y, terms = np.zeros((len(values), N)), np.zeros((len(values), N))
+    for e in np.unique(group[group >= 0]):
+        rows = group == e
+        y[rows], terms[rows] = reference.product(values[rows], kernels[e])
+    return y, terms
+
+
+def draw_sizes(rng, groups, m):
+    """Sizes of one of the kinds that models meet."""
+    kind = rng.integers(6)
+    if kind == 0:
+        return np.zeros(groups, np.int64)
+    if kind == 1:
+        return m * (np.arange(groups) == rng.integers(groups))
+    if kind == 2:
+        return rng.choice([0, 1, 2, 3, 5, 7, 11, 13, 17], groups)
+    if kind == 3:
+        return rng.integers(-3, 4, groups)
+    if kind == 4:
+        return rng.integers(0, 2 * m // groups + 2, groups)
+    return rng.multinomial(m, rng.dirichlet(np.full(groups, 0.3)))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5, 32, 128])
+def test_forty_draws_of_sizes(backend, groups):
+    m = 130
+    rng = np.random.default_rng(groups)
+    w = random_weight(rng, (groups,), N, K)
+    kernels = values_of(w)
+    for _ in range(40):
+        sizes = draw_sizes(rng, groups, m)
+        group = group_of_row(sizes, m)
+        x = rng.normal(size=(m, K)).astype(np.float32)
+        values = quantized_values(x, 128)
+        # What no group has may be anything.
+        x[group < 0] = rng.choice([np.nan, np.inf, 3e38])
+        y = grouped(x, w, jnp.asarray(sizes, jnp.int32), backend=backend)
+        exact, terms = expected(values, group, kernels)
+        reference.assert_within_bound(y, exact, terms)
+        assert (np.asarray(y)[group < 0] == 0).all()
+
+
+@pytest.mark.parametrize("groups", [1, 5, 33])
+def test_masked_draws(backend, groups):
+    rows = 11
+    rng = np.random.default_rng(groups)
+    w = random_weight(rng, (groups,), N, K)
+    kernels = values_of(w)
+    for _ in range(10):
+        counts = rng.integers(-2, rows + 3, groups)
+        used = (np.arange(rows) < counts[:, None]).ravel()
+        x = rng.normal(size=(groups, rows, K)).astype(np.float32)
+        values = quantized_values(x, 128).reshape(-1, K)
+        x.reshape(-1, K)[~used] = rng.choice([np.nan, -np.inf, 1e-30])
+        y = masked(x, w, jnp.asarray(counts, jnp.int32), backend=backend)
+        group = np.where(used, np.repeat(np.arange(groups), rows), -1)
+        exact, terms = expected(values, group, kernels)
+        flat = np.asarray(y).reshape(-1, N)
+        reference.assert_within_bound(flat, exact, terms)
+        assert (flat[~used] == 0).all()
+
+
+@pytest.mark.parametrize("block", [32, 128, "row"])
+@pytest.mark.parametrize("k", [48, 416])
+def test_blocks_and_padding(backend, block, k):
+    rng = np.random.default_rng(k)
+    sizes = np.array([7, 0, 1, 12])
+    w = random_weight(rng, (4,), N, k)
+    x = rng.normal(size=(25, k)).astype(np.float32)
+    y = grouped(x, w, jnp.asarray(sizes, jnp.int32), block=block, backend=backend)
+    exact, terms = expected(quantized_values(x, block), group_of_row(sizes, 25), values_of(w))
+    reference.assert_within_bound(y, exact, terms)
+
+
+@pytest.mark.parametrize("sizes", [[0, 0, 0], [6, 0, 0], [0, 0, 6], [1, 0, 127]])
+def test_no_rows_and_one_group_with_everything(backend, sizes):
+    m = max(sum(sizes), 6)
+    rng = np.random.default_rng(0)
+    w = random_weight(rng, (3,), N, K)
+    x = rng.normal(size=(m, K)).astype(np.float32)
+    y = grouped(x, w, jnp.asarray(sizes, jnp.int32), backend=backend)
+    exact, terms = expected(quantized_values(x, 128), group_of_row(sizes, m), values_of(w))
+    reference.assert_within_bound(y, exact, terms)
+    none = grouped(x[:0], w, jnp.zeros(3, jnp.int32), backend=backend)
+    assert none.shape == (0, N)
+    nobody = masked(np.zeros((3, 0, K), np.float32), w, jnp.zeros(3, jnp.int32), backend=backend)
+    assert nobody.shape == (3, 0, N)
+
+
+@pytest.mark.parametrize("kind", ["grouped", "masked"])
+def test_nan_codes_and_scales_past_the_counts_change_no_bit(backend, kind):
+    groups, rows = 4, 9
+    rng = np.random.default_rng(0)
+    w = random_weight(rng, (groups,), N, K)
+    shape = (groups, rows, K) if kind == "masked" else (groups * rows, K)
+    a = jax_w4a8.quantize_activation(rng.normal(size=shape).astype(np.float32), block=32)
+    sizes = np.array([3, 0, 9, 1])
+    if kind == "masked":
+        used = np.arange(rows) < sizes[:, None]
+    else:
+        used = np.arange(groups * rows) < sizes.sum()
+    codes = np.where(used[..., None], np.asarray(a.codes).view(np.uint8), 0x7F).astype(np.uint8)
+    scales = np.where(used[..., None], np.asarray(a.scales), 255).astype(np.uint8)
+    dirty = QuantizedActivation(
+        jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn), jnp.asarray(scales), 32
+    )
+    f = {"grouped": grouped, "masked": masked}[kind]
+    counts = jnp.asarray(sizes, jnp.int32)
+    y, clean = (np.asarray(f(v, w, counts, backend=backend)) for v in (dirty, a))
+    np.testing.assert_array_equal(y.view(np.uint32), clean.view(np.uint32))
+    assert (y[~used] == 0).all()
