@@ -43,17 +43,18 @@ class Map:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """PTX of one launch: a cluster of thread blocks of 32 threads."""
+    """PTX of one launch: a cluster of thread blocks."""
 
     body: str
     map: Map = Map("u8", (16, 16), (16, 16))
     cluster: int = 1
+    threads: int = 32
     special: bool = False
     """Whether the input is floats of every kind instead of a pattern."""
 
     @property
     def text(self) -> str:
-        return PROLOGUE + self.body + "\n  ret;\n}\n"
+        return PROLOGUE.replace("THREADS", str(self.threads)) + self.body + "\n  ret;\n}\n"
 
     def input(self) -> np.ndarray:
         """The first array, uint8 ``[IN_BYTES]``."""
@@ -79,7 +80,7 @@ PROLOGUE = """
 .address_size 64
 .extern .shared .align 1024 .b8 memory[];
 .visible .entry program(.param .u64 in, .param .u64 out, .param .align 64 .b8 map[128])
-.maxntid 32, 1, 1
+.maxntid THREADS, 1, 1
 {
   .reg .pred %p<9>;
   .reg .b16 %h<9>;
@@ -258,6 +259,79 @@ def stmatrix(count: int, transposed: bool) -> Program:
     return Program(body)
 
 
+def wgmma(kind: str, columns: int, swizzle: int, a_in_registers: bool = False) -> Program:
+    """Two steps of a warpgroup's MMA on small numbers, whose sums are exact in any accumulator.
+
+    Args:
+      kind: "bf16" or "e4m3".
+      columns: N.
+      swizzle: bytes of the operands' swizzle, or 0.
+    """
+    size = 2 if kind == "bf16" else 1
+    depth = 32 // size
+    # Rows of the operands, 8 of them together: as long as the swizzle's span, or two chunks.
+    stride = 8 * (swizzle or 32)
+    a_bytes, b_bytes = 64 // 8 * stride, columns // 8 * stride
+    mode = {0: 0, 128: 1, 64: 2, 32: 3}[swizzle]
+    descriptor = (stride >> 4) << 32 | (128 >> 4) << 16 | mode << 62
+    number = {
+        "bf16": "and.b32 %r13, %r12, 15; sub.s32 %r13, %r13, 7; cvt.rn.f32.s32 %r13, %r13; "
+        "cvt.rn.bf16.f32 %h1, %r13;",
+        "e4m3": "and.b32 %r13, %r12, 3; shl.b32 %r13, %r13, 2; add.s32 %r13, %r13, 56; "
+        "and.b32 %r14, %r12, 4; shl.b32 %r14, %r14, 5; or.b32 %r13, %r13, %r14; "
+        "cvt.u16.u32 %h1, %r13;",
+    }[kind]
+    sums = [f"%f{i}" for i in range(columns // 2)]
+    registers = ["%r20", "%r21", "%r22", "%r23"]
+    pack = "mov.b32 {}, {{%h1, %h1}};" if size == 2 else (
+        "cvt.u32.u16 {0}, %h1; mul.lo.u32 {0}, {0}, 16843009;"
+    )  # fmt: skip
+    fragment = "".join(
+        f"  ld.global.u32 %r12, [%d3+{512 * i}];\n  {number}\n  {pack.format(r)}\n"
+        for i, r in enumerate(registers)
+    )
+    a = "{" + ", ".join(registers) + "}" if a_in_registers else "%d10"
+    transposed = "" if kind == "e4m3" else ", 0" if a_in_registers else ", 0, 0"
+    instruction = (
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{kind}.{kind} "
+        f"{{{', '.join(sums)}}}, {a}, %d11, SCALE, 1, 1{transposed};"
+    )
+    body = f"""
+  .reg .f32 %f<{columns // 2}>;
+  mov.u32 %r10, %r0;
+NEXT:
+  cvt.u64.u32 %d7, %r10;
+  and.b64 %d7, %d7, 4095;
+  shl.b64 %d7, %d7, 2;
+  add.s64 %d7, %d0, %d7;
+  ld.global.u32 %r12, [%d7];
+  {number}
+  mul.lo.u32 %r11, %r10, {size};
+  add.s32 %r11, %r11, %r1;
+  st.shared.{"b16" if size == 2 else "u8"} [%r11], %h1;
+  add.s32 %r10, %r10, 128;
+  setp.lt.u32 %p2, %r10, {(a_bytes + b_bytes) // size};
+  @%p2 bra NEXT;
+{fragment}
+  fence.proxy.async.shared::cta;
+  bar.sync 0;
+  cvt.u64.u32 %d8, %r1;
+  shr.u64 %d9, %d8, 4;
+  or.b64 %d10, %d9, {descriptor};
+  add.s64 %d11, %d10, {a_bytes >> 4};
+{"".join(f"  mov.f32 {s}, 0f00000000;" for s in sums)}
+  setp.ne.b32 %p3, 0, 0;
+  setp.eq.b32 %p4, 0, 0;
+  wgmma.fence.sync.aligned;
+  {instruction.replace("SCALE", "%p3")}
+  {instruction.replace("SCALE", "%p4")}
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 0;
+{"".join(f"  st.global.f32 [%d4+{512 * i}], {s};" for i, s in enumerate(sums))}
+"""
+    return Program(body, threads=128)
+
+
 def each_word(instructions: str, special: bool = False) -> Program:
     """Computes %r30 of %r20, %r21 and %r22 for 1024 words and their successors."""
     return Program(f"""
@@ -323,6 +397,13 @@ PROGRAMS = {
         for count in (1, 2, 4)
         for t in (False, True)
     },
+    **{
+        f"wgmma {kind}, {n} columns, swizzle {s}": wgmma(kind, n, s)
+        for kind in ("bf16", "e4m3")
+        for n, s in ((8, 0), (16, 128), (32, 64), (24, 32))
+    },
+    "wgmma bf16, A in registers": wgmma("bf16", 16, 128, a_in_registers=True),
+    "wgmma e4m3, A in registers": wgmma("e4m3", 16, 64, a_in_registers=True),
     "cvt bf16x2": each_word("cvt.rn.bf16x2.f32 %r30, %r20, %r21;", special=True),
     "cvt f16x2": each_word("cvt.rn.f16x2.f32 %r30, %r20, %r21;", special=True),
     "cvt e4m3x2": each_word(

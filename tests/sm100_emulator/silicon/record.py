@@ -71,7 +71,12 @@ def run(program: Program) -> np.ndarray:
     pointers = (ctypes.c_void_p * 3)(*map_addresses(source, target, map))
     attribute = Attribute(4, 0, (program.cluster, 1, 1))
     config = Config(
-        (program.cluster, 1, 1), (32, 1, 1), 16384, None, ctypes.addressof(attribute), 1
+        (program.cluster, 1, 1),
+        (program.threads, 1, 1),
+        16384,
+        None,
+        ctypes.addressof(attribute),
+        1,
     )
     check(CUDA.cuLaunchKernelEx(ctypes.byref(config), function, pointers, None), "launch")
     check(CUDA.cuCtxSynchronize(), "running")

@@ -52,7 +52,7 @@ def run(program: Program, seed: int) -> np.ndarray:
     values = (ctypes.c_uint64(given.ctypes.data), ctypes.c_uint64(out.ctypes.data), map)
     pointers = (ctypes.c_void_p * 3)(*[ctypes.addressof(value) for value in values])
     size = (program.cluster, 1, 1)
-    emulator.launch(Launch(b"program", size, (32, 1, 1), size, 16384, pointers))
+    emulator.launch(Launch(b"program", size, (program.threads, 1, 1), size, 16384, pointers))
     return out
 
 
