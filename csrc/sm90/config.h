@@ -13,23 +13,20 @@ constexpr int kMetaWarps = 3;  // of the producer warpgroup; its first warp issu
 
 // kTokens columns by kRowTiles * 64 rows. kSlices warpgroups share the K of each row tile, taking
 // the units of a stage in turn. kFine promotes every 32 of K, for activation blocks of 32.
-// kMulticast blocks with neighbouring rows load their common tokens once.
-template <int kTokens_, int kRowTiles_, int kSlices_, bool kFine_, int kBlocksPerSm_,
-          int kMulticast_ = 1>
+template <int kTokens_, int kRowTiles_, int kSlices_, bool kFine_>
 struct Config {
   static constexpr int kTokens = kTokens_;
   static constexpr int kRowTiles = kRowTiles_;
   static constexpr int kSlices = kSlices_;
   static constexpr bool kFine = kFine_;
-  static constexpr int kBlocksPerSm = kBlocksPerSm_;
-  static constexpr int kMulticast = kMulticast_;
 
   static constexpr int kConsumers = kRowTiles * kSlices;
   static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
-  static constexpr bool kShareRegisters = kBlocksPerSm == 1;
-  static constexpr int kProducerRegisters = 32;
-  static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : 232;
+  // Whether the next unit is expanded while this one is multiplied: it takes 16 registers more.
+  static constexpr bool kAhead = !kFine && (kSlices <= 2 || kTokens <= 32);
+  static constexpr int kProducerRegisters = kConsumers == 4 ? 56 : 72;
+  static constexpr int kConsumerRegisters = kConsumers == 4 ? 104 : 216;
 
   // Within a stage.
   static constexpr int kSubBlocks = kFine ? kUnitGroups : 1;
@@ -45,12 +42,10 @@ struct Config {
 
   // Partial sums of a split K; the exact path's tokens lie there too.
   static constexpr int kWarpTiles = 4 * kRowTiles;  // 16 rows each
-  static constexpr bool kMayReduce = kSlices > 1 || (kTokens <= 128 && kMulticast == 1);
   static constexpr int kPartialBytes = kConsumers * kTokens * 64 * 4;
   static constexpr int kExactTokens = 16;
   static constexpr int kExactBytes = kConsumers * kExactTokens * kUnitK;
-  static constexpr int kReduceBytes =
-      kMayReduce && kPartialBytes > kExactBytes ? kPartialBytes : kExactBytes;
+  static constexpr int kReduceBytes = kPartialBytes > kExactBytes ? kPartialBytes : kExactBytes;
 
   static constexpr int kMaxStages = 16;
   static constexpr int kMaxSplit = 8;

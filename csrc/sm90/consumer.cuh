@@ -27,13 +27,12 @@ class Consumer {
 
   __device__ void run() {
     const Span span = span_of(p_, p_.split > 1 ? blocks_.rank : 0);
-    uint32_t reduce_parity = 0;
     for (; !blocks_.schedule.done(); blocks_.schedule.advance()) {
       float acc[kSums];
 #pragma unroll
       for (int i = 0; i < kSums; ++i) acc[i] = 0;
       open_tile();
-      if (info_.kinds[row_] == kFolded) {
+      if (kind(row_) == kFolded) {
         multiply(span, acc);
       } else {
         for (int kb = span.begin; kb < span.end; kb += C::kSlices) {
@@ -42,17 +41,19 @@ class Consumer {
         }
       }
       const bool reduce = C::kSlices > 1 || p_.split > 1;
-      if (C::kMayReduce && reduce) {
-        send(acc);
-        barrier_wait_cluster(shared_.reduced(), reduce_parity);
-        reduce_parity ^= 1;
+      if (reduce) {
+        if (p_.split > 1) {
+          send(acc);
+        } else {
+          keep(acc);
+        }
         extreme_ = any_warning();
         with_type(p_.out, [&](auto type) { finish_reduced<decltype(type)>(); });
       } else {
         with_type(p_.out, [&](auto type) { finish<decltype(type)>(acc); });
       }
       exact_tiles();
-      if (C::kMayReduce && reduce) named_barrier(1, C::kConsumerThreads);
+      if (reduce) named_barrier(1, C::kConsumerThreads);
     }
   }
 
@@ -80,14 +81,9 @@ class Consumer {
 
   __device__ void release() {
     const StageInfo& info = shared_.info(ring_.stage);
-    extreme_ |= info.extreme[0] | info.extreme[1] | info.extreme[2];
+    extreme_ |= info.extreme != 0;
     __syncwarp();
-    const uint32_t bar = shared_.empty(ring_.stage);
-    if constexpr (C::kMulticast > 1) {
-      if (lane_ < C::kMulticast) barrier_arrive_cluster(cluster_address(bar, lane_));
-    } else {
-      if (lane_ == 0) barrier_arrive(bar);
-    }
+    if (lane_ == 0) barrier_arrive(shared_.empty(ring_.stage));
     ring_.advance(p_.stages);
   }
 
@@ -122,8 +118,8 @@ class Consumer {
 
   __device__ void multiply(Span span, float (&acc)[kSums]) {
     int kb = span.begin;
-    if constexpr (!C::kFine) {
-      // Stages that have a unit for every slice.
+    if constexpr (C::kAhead) {
+      // The stages that have a unit for every slice.
       const int whole = (span.end - span.begin) / C::kSlices;
       if (whole > 0) multiply_ahead(whole, acc);
       kb += whole * C::kSlices;
@@ -194,38 +190,58 @@ class Consumer {
     release();
   }
 
-  // Sends this warp's 16 rows to the block that finishes them. Sources are summed in a fixed
-  // order there, so results do not depend on who comes first.
-  __device__ void send(const float (&acc)[kSums]) {
+  // Where this warp's sums go in the memory of the block that finishes them. Sources are summed in
+  // a fixed order there, so results do not depend on who comes first.
+  __device__ int slot() const {
     const int here = warp_tiles_here();
-    const int warp_tile = row_ * 4 + thread_ / 32;
     const int source = (p_.split > 1 ? blocks_.rank : 0) * C::kSlices + slice_;
-    const int slot = source * here + warp_tile % here;
-    const int owner = p_.split > 1 ? warp_tile / here : static_cast<int>(cluster_rank());
-    const uint32_t to =
-        cluster_address(shared_.reduce_address(), owner) + (slot * (kTokens / 8) * 32 + lane_) * 16;
+    return source * here + own_warp_tile() % here;
+  }
+  __device__ int own_warp_tile() const { return row_ * 4 + thread_ / 32; }
+
+  __device__ void keep(const float (&acc)[kSums]) const {
+    float4* to = reinterpret_cast<float4*>(shared_.reduce()) + slot() * (kTokens / 8) * 32 + lane_;
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
-      cluster_store(to + j * 32 * 16, acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
+      to[j * 32] = make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
+    }
+    if (lane_ == 0) shared_.warnings()[slot()] = extreme_;
+    named_barrier(1, C::kConsumerThreads);
+  }
+
+  // A block that shares its tile computes no other, so this happens once.
+  __device__ void send(const float (&acc)[kSums]) const {
+    cluster_wait();
+    const int here = warp_tiles_here(), owner = own_warp_tile() / here;
+    const uint32_t bar = cluster_address(shared_.reduced(), owner);
+    if (threadIdx.x == 0) {
+      const int sources = p_.split * C::kSlices;
+      barrier_arrive_expect(shared_.reduced(), sources * here * (kTokens / 8 * 32 * 16 + 4));
+    }
+    const uint32_t to = cluster_address(shared_.reduce_address(), owner) +
+                        (slot() * (kTokens / 8) * 32 + lane_) * 16;
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j) {
+      store_async(to + j * 32 * 16, acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3],
+                  bar);
     }
     if (lane_ == 0) {
-      cluster_store(cluster_address(shared_.address + shared_.warnings_at(), owner) + slot * 4,
-                    static_cast<uint32_t>(extreme_));
+      store_async(cluster_address(smem_address(shared_.warnings()), owner) + slot() * 4,
+                  static_cast<uint32_t>(extreme_), bar);
     }
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive_cluster(cluster_address(shared_.reduced(), owner));
+    barrier_wait_cluster(shared_.reduced(), 0);
   }
 
   __device__ bool any_warning() const {
     const int slots = p_.split * C::kSlices * warp_tiles_here();
-    const uint32_t* warnings =
-        reinterpret_cast<const uint32_t*>(shared_.base + shared_.warnings_at());
     uint32_t any = 0;
-    for (int i = lane_; i < slots; i += 32) any |= warnings[i];
+    for (int i = lane_; i < slots; i += 32) any |= shared_.warnings()[i];
     return __any_sync(~0u, any);
   }
 
-  __device__ bool is_exact(int row) const { return extreme_ || info_.kinds[row] == kKept; }
+  __device__ uint32_t kind(int row) const { return byte_of(info_.kinds, row); }
+
+  __device__ bool is_exact(int row) const { return extreme_ || kind(row) == kKept; }
 
   __device__ int column(int warp_tile) const {
     return info_.row_tile * kUnitRows + warp_tile * 16 + lane_ / 4 * 2;
@@ -283,7 +299,7 @@ class Consumer {
         const size_t tile = static_cast<size_t>(info_.group) * p_.row_tiles + info_.row_tile + r;
         const ExactTile exact = {p_.units + tile * p_.k_units * kUnitBytes,
                                  p_.tops + tile * kUnitRows,
-                                 info_.kinds[r] == kFolded,
+                                 kind(r) == kFolded,
                                  info_.token + token,
                                  min(C::kExactTokens, info_.tokens - token),
                                  (info_.row_tile + r) * kUnitRows};
@@ -294,7 +310,7 @@ class Consumer {
   }
 
   const Params& p_;
-  const Shared<C>& shared_;
+  const Shared<C> shared_;
   BlockSchedule<C> blocks_;
   const int group_, row_, slice_, thread_, lane_;
   Ring ring_;

@@ -27,6 +27,13 @@ __device__ inline Table any_table(uint32_t index) {
   return t;
 }
 
+// __byte_perm without the mask that it puts on the selector: bit 3 of each nibble is 0 here.
+__device__ inline uint32_t look_up(Table t, uint32_t selector) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(t.low), "r"(t.high), "r"(selector));
+  return bytes;
+}
+
 constexpr uint32_t kPlainIndex = 8;  // r = 0
 
 // Eight codes of one row (two runs of four k) to two registers of the A operand. Magnitudes lie in
@@ -35,8 +42,8 @@ constexpr uint32_t kPlainIndex = 8;  // r = 0
 __device__ inline void expand(uint32_t word, Table t, uint32_t& first, uint32_t& second) {
   constexpr uint32_t kMagnitudes = 0x77777777u, kSigns = 0x80808080u;
   const uint32_t selector = word & kMagnitudes;
-  first = __byte_perm(t.low, t.high, selector) | (word & kSigns);
-  second = __byte_perm(t.low, t.high, selector >> 16) | ((word << 4) & kSigns);
+  first = look_up(t, selector) | (word & kSigns);
+  second = look_up(t, selector >> 16) | ((word << 4) & kSigns);
 }
 
 __device__ inline uint32_t byte_of(uint32_t word, int i) {

@@ -31,7 +31,7 @@ nb::list kernels() {
 
 std::pair<std::string, int> choose_tile(int64_t m, int64_t n, int64_t k, int64_t groups, bool fine,
                                         int sm_count) {
-  const sm90::Choice choice = sm90::choose_tile({m, n, k, groups, fine}, sm_count);
+  const sm90::Choice choice = sm90::choose_tile({m, n, k, groups, fine, groups == 1}, sm_count);
   return {std::string(choice.tile->name), choice.split};
 }
 

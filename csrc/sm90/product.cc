@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -107,8 +108,13 @@ CUtensorMap tensor_map(const Activations& x, int64_t rows, int tokens) {
 }
 
 Extent extent_of(const Product& p) {
-  const int64_t m = p.kind == Kind::kGrouped ? (p.m + p.groups - 1) / p.groups : p.m;
-  return {m, p.n, p.k, p.groups, p.block == 32};
+  int64_t m = p.m;
+  if (p.kind == Kind::kGrouped) {
+    // Most groups have fewer rows than this, when rows fall on groups at random.
+    const double mean = static_cast<double>(p.m) / p.groups;
+    m = static_cast<int64_t>(std::ceil(mean + 2 * std::sqrt(mean)));
+  }
+  return {m, p.n, p.k, p.groups, p.block == 32, p.kind == Kind::kDense};
 }
 
 // The tile and split that were asked for, or the best.
@@ -129,6 +135,9 @@ Choice choice_for(const Product& p, int sm_count) {
     }
   }
   if (p.split == 0) return choice;
+  if (p.split != 1 && p.kind != Kind::kDense) {
+    refuse("split: expected 0 or 1 in a product of groups, got " + std::to_string(p.split));
+  }
   if (p.split < 0 || p.split > 8 || 4 * choice.tile->row_tiles % p.split != 0) {
     refuse("split: expected a divisor of " + std::to_string(4 * choice.tile->row_tiles) +
            " up to 8, or 0, got " + std::to_string(p.split));
@@ -139,12 +148,11 @@ Choice choice_for(const Product& p, int sm_count) {
 
 int stages_of(const Kernel& kernel, const Product& p) {
   const int64_t tables = p.kind == Kind::kDense ? 0 : (3 * p.groups + 1) * 4;
-  // Blocks that share an SM have a kilobyte less each.
-  const int blocks = kernel.tile.blocks_per_sm, available = (kSharedBytes + 1024) / blocks - 1024;
-  const int64_t stages = (available - kernel.fixed_bytes - tables) / kernel.stage_bytes;
-  if (stages < 2)
+  const int64_t stages = (kSharedBytes - kernel.fixed_bytes - tables) / kernel.stage_bytes;
+  if (stages < 2) {
     refuse("weight: its " + std::to_string(p.groups) +
            " groups are more than the sm90 kernels can list");
+  }
   return static_cast<int>(std::min<int64_t>(stages, kernel.most_stages));
 }
 
@@ -182,14 +190,16 @@ void launch(const Kernel& kernel, const CUtensorMap& map, Params params, const P
   // Rows spread over groups in the worst way end each group in a tile of its own.
   const int64_t token_tiles = (p.rows() + kernel.tile.tokens - 1) / kernel.tile.tokens +
                               (p.kind == Kind::kDense ? 0 : p.groups);
-  const int64_t clusters = std::clamp<int64_t>(
-      row_steps * token_tiles, 1, device.sm_count * kernel.tile.blocks_per_sm / params.split);
+  const int64_t tiles = row_steps * token_tiles;
+  // Blocks that share a tile end with it; others go on to further tiles.
+  const int64_t clusters =
+      params.split > 1 ? tiles : std::clamp<int64_t>(tiles, 1, device.sm_count);
 
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = params.split;
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  // The kernel starts while its predecessor ends, and waits for it before it reads what that wrote.
+  // Weights are fetched while the activations are quantised.
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
@@ -198,7 +208,7 @@ void launch(const Kernel& kernel, const CUtensorMap& map, Params params, const P
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = 2;
+  config.numAttrs = p.x_scales == nullptr ? 2 : 1;
   void* arguments[] = {const_cast<CUtensorMap*>(&map), &params};
   check("the product's kernel", cudaLaunchKernelExC(&config, kernel.function, arguments));
 }

@@ -28,12 +28,6 @@ __device__ inline void barrier_arrive_expect(uint32_t bar, uint32_t bytes) {
                : "memory");
 }
 
-// `bar` is a shared::cluster address, this block's own or another's.
-__device__ inline void barrier_arrive_cluster(uint32_t bar) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar)
-               : "memory");
-}
-
 __device__ inline void barrier_wait(uint32_t bar, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -72,10 +66,6 @@ __device__ inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, 
       : "memory");
 }
 
-__device__ inline void bulk_prefetch(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 __device__ inline void tensor_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -86,17 +76,6 @@ __device__ inline void tensor_load(uint32_t to, const CUtensorMap* map, int colu
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
       "l"(map), "r"(column), "r"(row), "r"(bar), "l"(policy)
-      : "memory");
-}
-
-// The same copy into every block of the cluster named in `mask`, at the same offsets.
-__device__ inline void tensor_load_multicast(uint32_t to, const CUtensorMap* map, int column,
-                                             int row, uint32_t bar, uint16_t mask,
-                                             uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(bar), "h"(mask), "l"(policy)
       : "memory");
 }
 
@@ -113,18 +92,29 @@ __device__ inline uint32_t cluster_address(uint32_t address, uint32_t rank) {
   return mapped;
 }
 
-__device__ inline void cluster_store(uint32_t address, float a, float b, float c, float d) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b),
-               "f"(c), "f"(d)
-               : "memory");
+// Stores in a block of the cluster that count as bytes of `bar`, a barrier of the same block: who
+// waits for it sees them, without a fence.
+__device__ inline void store_async(uint32_t address, float a, float b, float c, float d,
+                                   uint32_t bar) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+      " [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
+      : "memory");
 }
 
-__device__ inline void cluster_store(uint32_t address, uint32_t value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+__device__ inline void store_async(uint32_t address, uint32_t value, uint32_t bar) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
+          address),
+      "r"(value), "r"(bar)
+      : "memory");
 }
 
+// Says that this block has begun and its barriers are there; only their initialisation, fenced for
+// the cluster, has to be seen by who waits.
 __device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ inline void cluster_wait() {

@@ -79,6 +79,13 @@ class Schedule {
       count = groups_.count[group_];
     }
     const int token_tiles = (count + kTokens - 1) / kTokens;
+    if (token_tiles == 1) {
+      group = group_;
+      row_step = local;
+      token = first;
+      tokens = count;
+      return;
+    }
     const int band = local / (p_.band * row_steps_);
     const int within = local - band * p_.band * row_steps_;
     const int width = min(p_.band, token_tiles - band * p_.band);

@@ -13,8 +13,8 @@ struct StageInfo {
   int token;
   int tokens;
   int group;
-  uint8_t kinds[4];    // TileKind of each row tile of the block
-  uint8_t extreme[4];  // by meta warp: an activation scale that float32 sums cannot take
+  uint32_t kinds;    // TileKind of each row tile of the block, a byte each
+  uint32_t extreme;  // whether the stage has an activation scale that float32 sums cannot take
 };
 
 template <class C>
@@ -39,17 +39,20 @@ struct Shared {
   __device__ uint32_t empty(int s) const { return full(s) + 8; }
   __device__ uint32_t reduced() const { return full(C::kMaxStages); }
   __device__ int warnings_at() const { return fixed() + C::kReduceBytes + C::kBarrierBytes; }
+  __device__ uint32_t* warnings() const {
+    return reinterpret_cast<uint32_t*>(base + warnings_at());
+  }
   __device__ Groups tables() const {
     int* tables = reinterpret_cast<int*>(base + warnings_at() + C::kWarningBytes);
     return {tables, tables + groups + 1, tables + 2 * groups + 1};
   }
 
-  __device__ void init_barriers(int split) const {
+  __device__ void init_barriers() const {
     for (int s = 0; s < stages; ++s) {
-      barrier_init(full(s), 1 + kMetaWarps);
-      barrier_init(empty(s), C::kMulticast * C::kConsumers * 4);
+      barrier_init(full(s), 2);
+      barrier_init(empty(s), C::kConsumers * 4);
     }
-    barrier_init(reduced(), split * C::kSlices * (C::kWarpTiles / split));
+    barrier_init(reduced(), 1);
     barrier_init_done();
   }
 };
@@ -73,29 +76,32 @@ struct Span {
 };
 
 __device__ inline Span span_of(const Params& p, int rank) {
+  if (p.split == 1) return {0, p.k_units};
   return {rank * p.k_units / p.split, (rank + 1) * p.k_units / p.split};
 }
 
-// This block's tiles. A cluster either splits K, all its blocks on one tile, or shares tokens.
+// This block's tiles. The blocks of a cluster split the K of one tile.
 template <class C>
 struct BlockSchedule {
   int rank;
   Schedule<C::kTokens> schedule;
 
   __device__ BlockSchedule(const Params& p, Groups groups)
-      : rank(C::kMulticast > 1 || p.split > 1 ? cluster_rank() : 0),
-        schedule(p, groups, row_steps(p), blockIdx.x / (C::kMulticast * p.split),
-                 gridDim.x / (C::kMulticast * p.split)) {}
+      : rank(p.split > 1 ? cluster_rank() : 0),
+        schedule(p, groups, row_steps(p), first(p, blockIdx.x), first(p, gridDim.x)) {}
+
+  __device__ static int first(const Params& p, int blocks) {
+    return p.split == 1 ? blocks : blocks / p.split;
+  }
 
   __host__ __device__ static int row_steps(const Params& p) {
-    constexpr int kTiles = C::kRowTiles * C::kMulticast;
-    return (p.row_tiles + kTiles - 1) / kTiles;
+    return (p.row_tiles + C::kRowTiles - 1) / C::kRowTiles;
   }
 
   __device__ Work tile() {
     Work t;
     schedule.current(t.group, t.row_tile, t.token, t.tokens);
-    t.row_tile = (t.row_tile * C::kMulticast + (C::kMulticast > 1 ? rank : 0)) * C::kRowTiles;
+    t.row_tile *= C::kRowTiles;
     return t;
   }
 };

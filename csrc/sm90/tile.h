@@ -17,18 +17,18 @@ struct Tile {
   int row_tiles;
   int slices;
   bool fine;
-  int blocks_per_sm;
+  int unit_clocks;  // of an SM, for 64 columns by 128 of K: measured on an H200, docs/sm90.md
 
   constexpr int columns() const { return 64 * row_tiles; }
 };
 
-inline constexpr Tile k16x64 = {"16x64", 16, 1, 4, false, 1};
-inline constexpr Tile k32x64 = {"32x64", 32, 1, 4, false, 1};
-inline constexpr Tile k64x64 = {"64x64", 64, 1, 2, false, 1};
-inline constexpr Tile k128x128 = {"128x128", 128, 2, 1, false, 1};
-inline constexpr Tile k16x64Fine = {"16x64_fine", 16, 1, 4, true, 1};
-inline constexpr Tile k64x64Fine = {"64x64_fine", 64, 1, 2, true, 1};
-inline constexpr Tile k128x128Fine = {"128x128_fine", 128, 2, 1, true, 1};
+inline constexpr Tile k16x64 = {"16x64", 16, 1, 4, false, 372};
+inline constexpr Tile k32x64 = {"32x64", 32, 1, 4, false, 390};
+inline constexpr Tile k64x64 = {"64x64", 64, 1, 2, false, 580};
+inline constexpr Tile k128x128 = {"128x128", 128, 2, 1, false, 641};
+inline constexpr Tile k16x64Fine = {"16x64_fine", 16, 1, 4, true, 440};
+inline constexpr Tile k64x64Fine = {"64x64_fine", 64, 1, 2, true, 945};
+inline constexpr Tile k128x128Fine = {"128x128_fine", 128, 2, 1, true, 1220};
 
 inline constexpr std::array kTiles = {
     k16x64, k32x64, k64x64, k128x128, k16x64Fine, k64x64Fine, k128x128Fine,
@@ -42,6 +42,7 @@ struct Extent {
   int64_t k;
   int64_t groups;  // 1 when dense
   bool fine;       // activation blocks of 32
+  bool may_split;  // thread blocks may share the K of one tile
 };
 
 struct Choice {

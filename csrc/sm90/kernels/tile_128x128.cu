@@ -2,6 +2,6 @@
 
 namespace jax_w4a8::sm90 {
 
-const Kernel tile_128x128 = describe<Config<128, 2, 1, false, 1>>(k128x128);
+const Kernel tile_128x128 = describe<Config<128, 2, 1, false>>(k128x128);
 
 }  // namespace jax_w4a8::sm90

@@ -6,6 +6,7 @@ with 1 when one is past the backend's bound, differs between runs, or is not exa
 
 from __future__ import annotations
 
+import hashlib
 import sys
 
 import jax
@@ -122,8 +123,30 @@ def powers_of_two(rng) -> None:
     )
 
 
+def repeats(rng) -> None:
+    """A chain of products 20 times; prints a digest to compare runs with each other."""
+    x = jnp.asarray(rng.normal(size=(40, 2048)), jnp.bfloat16)
+    w = [weight(rng, (), 2048, 2048, 5) for _ in range(6)]
+
+    @jax.jit
+    def chain(x, weights):
+        for packed in weights:
+            x = jnp.tanh(jax_w4a8.dot(x, packed) * 1e-3)
+        return x
+
+    with jax_w4a8.use_backend("sm90"):
+        packed = [jax_w4a8.prepack(v, layout="sm90") for v in w]
+        results = [np.asarray(chain(x, packed), np.float32).tobytes() for _ in range(20)]
+    digest = hashlib.sha256(results[0]).hexdigest()[:16]
+    report(f"20 runs of a chain, {digest}", 0.0, len(set(results)) == 1)
+
+
 def main() -> int:
     rng = np.random.default_rng(0)
+    if sys.argv[1:] == ["repeats"]:
+        repeats(rng)
+        return 1 if FAILURES else 0
+    repeats(np.random.default_rng(0))
     print(jax.devices()[0].device_kind)
     powers_of_two(rng)
     for block in (128, "row", 32):
