@@ -94,6 +94,9 @@ DONE:""", "undefined", 4),
     "past the end of an array": ("\n  ld.global.u32 %r2, [%d3+256];", "out of bounds", 2),
     "in front of an array": ("\n  ld.global.u32 %r2, [%d3+-4];", "out of bounds", 2),
     "past the end of shared memory": ("\n  ld.shared.u32 %r2, [%r1+240000];", "out of bounds", 2),
+    "past the end of what the launch asked for": (
+        "\n  ld.shared.u32 %r2, [%r1+4096];", "out of bounds", 2,
+    ),
     "writes a constant array": ("\n  st.global.u32 [%d3], %r0;", "write to a constant array", 2),
     "misaligned": ("\n  ld.global.u32 %r2, [%d3+2];", "misaligned", 2),
     "waits for ever": (BARRIER + """

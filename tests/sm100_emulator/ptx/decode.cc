@@ -176,9 +176,8 @@ std::unique_ptr<Program> compile(const Module& module, const Kernel& kernel,
   program->parameters = reinterpret_cast<uint8_t*>((memory + 127) / 128 * 128);
   uint32_t end = place(module.shared, false, kSharedStart, program.get());
   end = place(kernel.shared, false, end, program.get());
-  program->static_shared_bytes = end;
-  place(module.shared, true, end, program.get());
-  place(kernel.shared, true, end, program.get());
+  program->dynamic_shared_start =
+      place(kernel.shared, true, place(module.shared, true, end, program.get()), program.get());
   for (const Instruction& instruction : kernel.code) {
     try {
       Step step;

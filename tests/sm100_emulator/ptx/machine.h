@@ -99,7 +99,7 @@ struct Cta {
   Cluster* cluster;
   uint32_t rank;
   Dim3 index;
-  SharedMemory shared{kSharedBytes};
+  SharedMemory shared;
   TensorMemory tensor;
   bool may_allocate = true;
   std::map<uint64_t, uint64_t> acquired_tensor_maps;  // address -> release that was acquired
@@ -107,6 +107,7 @@ struct Cta {
   std::map<uint32_t, NamedBarrier> barriers;
   std::vector<std::unique_ptr<Warp>> warps;
 
+  explicit Cta(uint32_t shared_bytes) : shared(shared_bytes) {}
   Mbarrier& mbarrier(uint32_t offset);
 };
 
@@ -138,7 +139,7 @@ struct Program {
   std::map<std::string, int> shared_slots;
   int slots;
   std::map<std::string, uint32_t> shared_offsets;
-  uint32_t static_shared_bytes = 0;
+  uint32_t dynamic_shared_start = 0;
 
   // Whether an address is one of the kernel's parameters, whose addresses are generic ones too.
   bool has_parameter(uint64_t address, uint64_t bytes) const {

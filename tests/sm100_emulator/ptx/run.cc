@@ -101,13 +101,12 @@ bool Machine::run_engines(bool all) {
 }
 
 void Machine::start_cluster(Dim3 first, uint32_t shared_bytes) {
-  (void)shared_bytes;
   auto cluster = std::make_unique<Cluster>();
   cluster->first = first;
   const Kernel& kernel = *program_->kernel;
   const uint32_t warps = (block.count() + kWarp - 1) / kWarp;
   for (uint32_t rank = 0; rank < cluster_shape.count(); ++rank) {
-    auto cta = std::make_unique<Cta>();
+    auto cta = std::make_unique<Cta>(shared_bytes);
     cta->cluster = cluster.get();
     cta->rank = rank;
     const Dim3 within = {rank % cluster_shape.x, rank / cluster_shape.x % cluster_shape.y,
@@ -270,7 +269,8 @@ void Machine::launch(Program& program, Dim3 grid_, Dim3 block_, Dim3 cluster,
   random.seed(options.seed);
   instructions_ = 0;
   queues_.clear(), live_.clear(), pending_.clear(), released_tensor_maps.clear();
-  if (program.static_shared_bytes + dynamic_shared > kSharedBytes) {
+  const uint32_t shared_bytes = program.dynamic_shared_start + dynamic_shared;
+  if (shared_bytes > kSharedBytes) {
     throw Error("more shared memory than there is: " + std::to_string(dynamic_shared));
   }
   for (size_t i = 0; i < program.kernel->parameter_names.size(); ++i) {
@@ -290,7 +290,7 @@ void Machine::launch(Program& program, Dim3 grid_, Dim3 block_, Dim3 cluster,
       while (!pending_.empty() && live_.size() < options.resident) {
         const Dim3 first = pending_.front();
         pending_.pop_front();
-        start_cluster(first, dynamic_shared);
+        start_cluster(first, shared_bytes);
         ++events;
       }
       std::vector<Warp*> warps;
