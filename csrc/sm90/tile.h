@@ -24,7 +24,7 @@ struct Tile {
 
 inline constexpr Tile k16x64 = {"16x64", 16, 1, 4, false, 372};
 inline constexpr Tile k32x64 = {"32x64", 32, 1, 4, false, 390};
-inline constexpr Tile k64x64 = {"64x64", 64, 1, 2, false, 580};
+inline constexpr Tile k64x64 = {"64x64", 64, 1, 2, false, 505};
 inline constexpr Tile k128x128 = {"128x128", 128, 2, 1, false, 641};
 inline constexpr Tile k16x64Fine = {"16x64_fine", 16, 1, 4, true, 440};
 inline constexpr Tile k64x64Fine = {"64x64_fine", 64, 1, 2, true, 945};
