@@ -235,7 +235,7 @@ int main(int argc, char** argv) {
   for (const Kernel* kernel : kernels()) {
     if (kernel->tile.fine != (block == 32)) continue;
     for (int split : {1, 2, 4}) {
-      if (4 * kernel->tile.row_tiles % split || (split > 1 && (grouped))) continue;
+      if (4 * kernel->tile.row_tiles % split || (split > 1 && grouped)) continue;
       if (size_t(m) * n * k > 10000000000 && (kernel->tile.tokens < 64 || split > 1)) continue;
       time_one(std::string(kernel->tile.name), split);
     }
