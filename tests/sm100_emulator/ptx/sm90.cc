@@ -4,30 +4,17 @@
 #include <cmath>
 
 #include "decode.h"
+#include "matrix.h"
 
 namespace ptx {
 namespace {
 
-// 9.7.15.5.1.2, K-major operands: where byte `b` along K of row `r` lies.
-struct MatrixDescriptor {
-  uint32_t start, leading, stride;
-  int swizzle;
-
-  explicit MatrixDescriptor(uint64_t bits)
-      : start((bits & 0x3FFF) << 4),
-        leading((bits >> 16 & 0x3FFF) << 4),
-        stride((bits >> 32 & 0x3FFF) << 4),
-        swizzle(static_cast<int>(bits >> 62)) {
-    if ((bits >> 49 & 7) != 0) throw Error("unknown matrix descriptor");
-  }
-
-  uint32_t offset(int r, int b) const {
-    if (swizzle == 0) return start + r % 8 * 16 + r / 8 * stride + b / 16 * leading + b % 16;
-    const int bits = 4 - swizzle;  // 1: 128 bytes, 2: 64, 3: 32
-    const uint32_t linear = start + r % 8 * (16u << bits) + r / 8 * stride + b;
-    return linear ^ (linear >> 7 & ((1u << bits) - 1)) << 4;
-  }
-};
+// A matrix descriptor, 9.7.15.5.1.2: swizzles of 128, 64 and 32 bytes are 1, 2 and 3.
+Matrix matrix_of(uint64_t bits) {
+  if ((bits >> 49 & 7) != 0) throw Error("unknown matrix descriptor");
+  const int mode = static_cast<int>(bits >> 62);
+  return {bits, mode == 0 ? 0 : 4 - mode};
+}
 
 double value_of(const uint8_t* data, bool bf16) {
   if (bf16) {
@@ -44,7 +31,7 @@ double value_of(const uint8_t* data, bool bf16) {
 }
 
 // An element of an operand in shared memory, which the async proxy reads.
-double element(Cta& cta, const MatrixDescriptor& matrix, int r, int k, bool bf16) {
+double element(Cta& cta, const Matrix& matrix, int r, int k, bool bf16) {
   const int bytes = bf16 ? 2 : 1;
   const uint32_t at = matrix.offset(r, k * bytes);
   const View view = cta.shared.at(at, bytes);
@@ -84,14 +71,14 @@ Execute mma(Decoder& d) {
     if (lanes != kAllLanes) throw Error("not all lanes of the warp are here");
     ++machine.events;
     Cta& cta = *warp.cta;
-    const MatrixDescriptor columns(b.lanes(warp)[0]);
+    const Matrix columns = matrix_of(b.lanes(warp)[0]);
     const bool add = accumulate.lanes(warp)[0] != 0;
     // A fragment in registers: 4 bytes of register j are at row t / 4 + 8 (j % 2), byte
     // 4 (t % 4) + 16 (j / 2) along K.
     const auto a_element = [&](int row, int k) {
       const int bytes = bf16 ? 2 : 1, byte = k * bytes;
       if (!in_registers) {
-        const MatrixDescriptor rows(a[0].lanes(warp)[0]);
+        const Matrix rows = matrix_of(a[0].lanes(warp)[0]);
         return element(cta, rows, 16 * (warp.index % 4) + row, k, bf16);
       }
       const int lane = row % 8 * 4 + byte % 16 / 4, j = row / 8 + 2 * (byte / 16);

@@ -2,6 +2,7 @@
 
 #include "block_mma.h"
 #include "decode.h"
+#include "matrix.h"
 
 namespace ptx {
 namespace {
@@ -163,29 +164,23 @@ Execute st(Decoder& d) {
   };
 }
 
-// A shared memory descriptor, 9.7.16.5.1. Canonical K-major layouts, 9.7.16.5.2.
-struct MatrixDescriptor {
-  uint32_t start, leading, stride;
-  int swizzle;
-
-  explicit MatrixDescriptor(uint64_t bits)
-      : start((bits & 0x3FFF) << 4),
-        leading((bits >> 16 & 0x3FFF) << 4),
-        stride((bits >> 32 & 0x3FFF) << 4),
-        swizzle(static_cast<int>(bits >> 61)) {
-    if ((bits >> 46 & 7) != 1) throw Error("the matrix descriptor's version is not 1");
-    if ((bits >> 49 & 7) != 0 || (bits >> 52 & 1) != 0) throw Error("unknown matrix descriptor");
+// A shared memory descriptor, 9.7.16.5.1.
+Matrix matrix_of(uint64_t bits) {
+  if ((bits >> 46 & 7) != 1) throw Error("the matrix descriptor's version is not 1");
+  if ((bits >> 49 & 7) != 0 || (bits >> 52 & 1) != 0) throw Error("unknown matrix descriptor");
+  switch (bits >> 61) {
+    case 0:
+      return {bits, 0};
+    case 2:
+      return {bits, 3};
+    case 4:
+      return {bits, 2};
+    case 6:
+      return {bits, 1};
+    default:
+      throw Error("unknown swizzle of a matrix descriptor");
   }
-
-  // Offset of byte `b` of 32 along K in row `r`.
-  uint32_t offset(int r, int b) const {
-    if (swizzle == 0) return start + r % 8 * 16 + r / 8 * stride + b / 16 * leading + b % 16;
-    const int bits = swizzle == 2 ? 3 : swizzle == 4 ? 2 : swizzle == 6 ? 1 : -1;
-    if (bits < 0) throw Error("unknown swizzle of a matrix descriptor");
-    const uint32_t linear = start + r % 8 * (16u << bits) + r / 8 * stride + b;
-    return linear ^ (linear >> 7 & ((1u << bits) - 1)) << 4;
-  }
-};
+}
 
 // 9.7.16.9.3 tcgen05.cp .32x128b.warpx4: 32 rows of 16 bytes, to all four parts of 32 lanes.
 Execute cp(Decoder& d) {
@@ -196,7 +191,7 @@ Execute cp(Decoder& d) {
   return [=](Machine& machine, Warp& warp, uint32_t lanes) {
     each(lanes, [&](int lane) {
       const auto target = static_cast<uint32_t>(to.of(warp, lane));
-      const MatrixDescriptor matrix(descriptor.lanes(warp)[lane]);
+      const Matrix matrix = matrix_of(descriptor.lanes(warp)[lane]);
       if (matrix.swizzle != 0) throw Error("tcgen05.cp of a swizzled matrix");
       const auto group = group_of(warp, pair);
       machine.submit(queue_of(machine, group), [=, &machine] {
@@ -269,8 +264,7 @@ struct MmaDescriptor {
 };
 
 // Rows of an operand with their scales, as the tensor core sees them.
-std::vector<ScaledRow> load_rows(Cta& cta, const MatrixDescriptor& matrix, Format format,
-                                 int rows) {
+std::vector<ScaledRow> load_rows(Cta& cta, const Matrix& matrix, Format format, int rows) {
   std::vector<ScaledRow> result;
   for (int r = 0; r < rows; ++r) {
     uint8_t codes[kMmaK];
@@ -318,7 +312,7 @@ void apply_scales(const TensorMemory& memory, uint32_t address, int id,
 
 struct Mma {
   uint32_t target;
-  MatrixDescriptor a, b;
+  Matrix a, b;
   MmaDescriptor descriptor;
   uint32_t a_scales, b_scales;
   bool accumulate;
@@ -370,8 +364,8 @@ Execute mma(Decoder& d) {
     each(lanes, [&](int i) {
       if (pair && warp.cta->rank % 2 != 0) throw Error(".cta_group::2 from the second of a pair");
       const Mma mma = {static_cast<uint32_t>(target.of(warp, i)),
-                       MatrixDescriptor(a.lanes(warp)[i]),
-                       MatrixDescriptor(b.lanes(warp)[i]),
+                       matrix_of(a.lanes(warp)[i]),
+                       matrix_of(b.lanes(warp)[i]),
                        MmaDescriptor(static_cast<uint32_t>(descriptor.lanes(warp)[i])),
                        static_cast<uint32_t>(a_scales.of(warp, i)),
                        static_cast<uint32_t>(b_scales.of(warp, i)),
