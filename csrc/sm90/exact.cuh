@@ -1,4 +1,4 @@
-// The exact path: what folding and float32 sums cannot hold, at a tenth of their speed.
+// The exact path: what folding and float32 sums cannot hold, far more slowly.
 //
 // A warpgroup multiplies each group of 32 by itself and adds it in float64 with the whole exponent
 // of weight and activation, so any UE8M0 scales are right. It reads operands from global memory and
