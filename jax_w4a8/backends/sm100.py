@@ -37,7 +37,7 @@ def use_tile(name: str) -> Any:
     """A context manager in which products are compiled for the tile ``name``, to compare tiles.
 
     Args:
-      name: one of those that ``python -m jax_w4a8 info --kernels`` lists, of the product's kind
+      name: one of those that ``python -m jax_w4a8 info`` lists, of the product's kind
         (``"dense_128x256"``); ``""`` lets each product choose.
     """
     return _tile(name)

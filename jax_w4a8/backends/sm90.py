@@ -53,7 +53,7 @@ def use_tile(name: str = "", split: int = 0) -> Any:
     """A context manager in which products are compiled for one tile, to compare tiles.
 
     Args:
-      name: one of those that ``python -m jax_w4a8 info --kernels`` lists (``"64x64"``); ``""`` lets
+      name: one of those that ``python -m jax_w4a8 info`` lists (``"64x64"``); ``""`` lets
         each product choose.
       split: thread blocks that share the K of a tile: 1, 2, 4 or 8; 0 lets each product choose.
     """

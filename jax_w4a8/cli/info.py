@@ -21,10 +21,7 @@ KINDS: tuple[Kind, ...] = ("dense", "grouped", "masked")
 def main(argv: Sequence[str]) -> int:
     """Prints the report; returns 0, or 1 if the environment names no backend."""
     parser = argparse.ArgumentParser(prog="python -m jax_w4a8 info", description=__doc__)
-    parser.add_argument(
-        "--kernels", action="store_true", help="list every compiled kernel, not only their number"
-    )
-    options = parser.parse_args(argv)
+    parser.parse_args(argv)
     platform = platform_here()
     devices = ", ".join(sorted({d.device_kind for d in jax.local_devices()}))
     print(f"jax_w4a8 {jax_w4a8.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
@@ -43,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"{name:6} {_summary(why)}")
         kernels = backends.get(name).kernels()
         if kernels:
-            print(f"       {len(kernels)} kernels built")
-        for kernel in kernels if options.kernels else ():
+            print(f"       {len(kernels)} kernels built:")
+        for kernel in kernels:
             print(f"         {kernel}")
     served = {kind: _first(by_kind[kind]) for kind in KINDS}
     print()
