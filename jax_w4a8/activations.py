@@ -42,7 +42,8 @@ class QuantizedActivation:
         k = self.codes.shape[-1]
         width = block_width(self.block, k)
         scales = jnp.repeat(self.scales, max(width, 1), axis=-1)[..., :k]
-        values = formats.decode_e4m3(self.codes) * formats.decode_ue8m0(scales)
+        first, second = formats.scale_factors(scales)
+        values = formats.decode_e4m3(self.codes) * first * second
         return values.astype(self.dtype if dtype is None else dtype)
 
     def __repr__(self) -> str:

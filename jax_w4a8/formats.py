@@ -11,6 +11,8 @@ them twice, and differently on each backend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -115,17 +117,19 @@ def unpack_nibbles(packed: jax.Array) -> jax.Array:
 
 
 def decode_packed(
-    packed: jax.Array, factors: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32
+    packed: jax.Array, factors: Sequence[jax.Array], dtype: jax.typing.DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Packed E2M1 ``[..., K / 2]`` times a float32 factor a block ``[..., K / 32]``, in ``dtype``.
+    """Packed E2M1 ``[..., K / 2]`` times float32 factors of blocks ``[..., K / 32]``, in ``dtype``.
 
     The two nibbles of a byte are decoded apart and interleaved as finished numbers, which XLA's
     CPU compiler turns into about a third of the work of interleaving the codes.
     """
 
     def half(codes: jax.Array) -> jax.Array:
-        blocks = codes.reshape(*factors.shape, WEIGHT_BLOCK // 2)
-        return (decode_e2m1(blocks) * factors[..., None]).astype(dtype)
+        values = decode_e2m1(codes.reshape(*factors[0].shape, WEIGHT_BLOCK // 2))
+        for factor in factors:
+            values = values * factor[..., None]
+        return values.astype(dtype)
 
     pairs = jnp.stack([half(packed & 15), half(packed >> 4)], axis=-1)
     return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
@@ -134,12 +138,21 @@ def decode_packed(
 def decode_ue8m0(scales: jax.Array) -> jax.Array:
     """float32 values of UE8M0 bytes: 2**(byte - 127), NaN for 255.
 
-    Byte 0 is 2**-127, a float32 subnormal, which arithmetic on some devices flushes to zero.
+    Byte 0 is 2**-127, a float32 subnormal, which arithmetic on some devices flushes to zero:
+    multiply by ``scale_factors`` instead.
     """
     field = scales.astype(jnp.int32)
     bits = jnp.where(field == 0, 1 << 22, field << 23)
     bits = jnp.where(field == SCALE_NAN, 0x7FC00000, bits)
     return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def scale_factors(scales: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two float32 factors whose product is that of UE8M0 bytes; normal numbers, or NaN for 255."""
+    exponent = scales.astype(jnp.int32) - SCALE_ONE
+    half = exponent >> 1
+    first = jnp.where(scales == SCALE_NAN, jnp.nan, power_of_two(half))
+    return first, power_of_two(exponent - half)
 
 
 def scale_bytes_ceil(amax: jax.Array, exponent: int, mantissa: int) -> jax.Array:

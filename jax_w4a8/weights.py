@@ -97,7 +97,7 @@ class QuantizedWeight:
                 f"dequantize: expected a weight in the plain layout, got {self!r}; "
                 "call jax_w4a8.unpack(w).dequantize()"
             )
-        values = formats.decode_packed(self.codes, formats.decode_ue8m0(self.scales), dtype)
+        values = formats.decode_packed(self.codes, formats.scale_factors(self.scales), dtype)
         return jnp.swapaxes(values, -1, -2)[..., : self.k, :]
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], tuple[int, int, str]]:

@@ -185,7 +185,7 @@ def _dequantize_w(codes: jax.Array, scales: jax.Array) -> Arrays:
         return jnp.any(blocks & 0x77 != 0, axis=-1)
 
     relative, exponents = _relative(scales, used)
-    return formats.decode_packed(codes, relative, jnp.bfloat16), exponents
+    return formats.decode_packed(codes, (relative,), jnp.bfloat16), exponents
 
 
 def _relative(scales: jax.Array, used: Callable[[], jax.Array]) -> Arrays:

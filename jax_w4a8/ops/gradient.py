@@ -47,7 +47,7 @@ _apply.defvjp(_forward, _backward)
 
 def _cotangent(product: Product, g: jax.Array, sizes: Any, weight: Any) -> jax.Array:
     def tile(rows: tuple[jax.Array, ...], weight: tuple[jax.Array, ...]) -> jax.Array:
-        values = formats.decode_packed(weight[0], formats.decode_ue8m0(weight[1]), g.dtype)
+        values = formats.decode_packed(weight[0], formats.scale_factors(weight[1]), g.dtype)
         return contract(rows[0], values[:, : product.k].T).astype(product.x_dtype)
 
     # FP4 weights are exact in bfloat16, and so are its own cotangents; others stay float32.

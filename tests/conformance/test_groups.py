@@ -31,6 +31,12 @@ def group_of_row(sizes, m):
     return np.concatenate([groups, np.full(m - len(groups), -1)])
 
 
+def group_of_masked_row(counts, rows):
+    """Which group each row belongs to, groups of ``rows`` laid end to end; -1 past a count."""
+    used = np.arange(rows) < counts[:, None]
+    return np.where(used, np.arange(len(counts))[:, None], -1).ravel()
+
+
 def expected(values, group, kernels):
     """In float64: rows times their groups' kernels, and the sums of the terms' magnitudes."""
     y, terms = np.zeros((len(values), N)), np.zeros((len(values), N))
@@ -75,24 +81,42 @@ def test_forty_draws_of_sizes(backend, groups):
         assert (np.asarray(y)[group < 0] == 0).all()
 
 
-@pytest.mark.parametrize("groups", [1, 5, 33])
-def test_masked_draws(backend, groups):
-    rows = 11
+@pytest.mark.parametrize("groups", [1, 2, 5, 32, 128])
+def test_forty_draws_of_counts(backend, groups):
+    rows = 7
     rng = np.random.default_rng(groups)
     w = random_weight(rng, (groups,), N, K)
     kernels = values_of(w)
-    for _ in range(10):
-        counts = rng.integers(-2, rows + 3, groups)
-        used = (np.arange(rows) < counts[:, None]).ravel()
+    for _ in range(40):
+        counts = draw_sizes(rng, groups, rows * groups)
+        group = group_of_masked_row(counts, rows)
         x = rng.normal(size=(groups, rows, K)).astype(np.float32)
         values = quantized_values(x, 128).reshape(-1, K)
-        x.reshape(-1, K)[~used] = rng.choice([np.nan, -np.inf, 1e-30])
+        x.reshape(-1, K)[group < 0] = rng.choice([np.nan, -np.inf, 1e-30, 3e38])
         y = masked(x, w, jnp.asarray(counts, jnp.int32), backend=backend)
-        group = np.where(used, np.repeat(np.arange(groups), rows), -1)
-        exact, terms = expected(values, group, kernels)
         flat = np.asarray(y).reshape(-1, N)
+        exact, terms = expected(values, group, kernels)
         reference.assert_within_bound(flat, exact, terms)
-        assert (flat[~used] == 0).all()
+        assert (flat[group < 0] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("out", ["float32", "bfloat16", "float16"])
+def test_dtypes(backend, dtype, out):
+    rng = np.random.default_rng(0)
+    w = random_weight(rng, (4,), N, K)
+    sizes, counts = np.array([7, 0, 1, 12]), np.array([5, 0, 2, 1])
+    x = rng.normal(size=(25, K)).astype(jnp.dtype(dtype))
+    y = jax_w4a8.grouped_dot(x, w, jnp.asarray(sizes, jnp.int32), out_dtype=out)
+    assert y.dtype == out
+    exact, terms = expected(quantized_values(x, 128), group_of_row(sizes, 25), values_of(w))
+    reference.assert_within_bound(y, exact, terms)
+    x = rng.normal(size=(4, 5, K)).astype(jnp.dtype(dtype))
+    y = jax_w4a8.masked_grouped_dot(x, w, jnp.asarray(counts, jnp.int32), out_dtype=out)
+    assert y.dtype == out
+    values = quantized_values(x, 128).reshape(-1, K)
+    exact, terms = expected(values, group_of_masked_row(counts, 5), values_of(w))
+    reference.assert_within_bound(np.asarray(y).reshape(-1, N), exact, terms)
 
 
 @pytest.mark.parametrize("block", [32, 128, "row"])

@@ -73,6 +73,17 @@ def test_rows_are_neither_lost_nor_repeated(backend, m):
     assert len(np.unique(y, axis=0)) == m
 
 
+@pytest.mark.parametrize("n", [8, 72, 768, 3072])
+@pytest.mark.parametrize("m", [130, 4096])
+def test_many_rows_and_columns(backend, m, n):
+    rng = np.random.default_rng(n)
+    w = random_weight(rng, (), n, 64)
+    x = rng.normal(size=(m, 64)).astype(np.float32)
+    y = np.asarray(dot(x, w, backend=backend))
+    reference.assert_within_bound(y, *reference.product(quantized_values(x, 128), values_of(w)))
+    assert len(np.unique(y, axis=0)) == m
+
+
 @pytest.mark.parametrize("lead", [(0,), (3, 0), (0, 2)])
 def test_no_rows(backend, lead):
     y = dot(np.zeros((*lead, 64), np.float32), jax_w4a8.quantize(np.ones((64, 24), np.float32)))

@@ -103,5 +103,5 @@ def test_nibbles_pack_low_first():
     np.testing.assert_array_equal(packed, [0x21, 0x0F])
     np.testing.assert_array_equal(eager_and_jit(formats.unpack_nibbles, packed), codes)
     # Byte 0x21 under a scale of 1 holds 0.5 and 1.0.
-    values = formats.decode_packed(jnp.full((16,), 0x21, jnp.uint8), jnp.ones((1,)))
+    values = formats.decode_packed(jnp.full((16,), 0x21, jnp.uint8), (jnp.ones((1,)),))
     np.testing.assert_array_equal(values[:2], [0.5, 1.0])

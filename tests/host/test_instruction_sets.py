@@ -70,6 +70,31 @@ def test_every_number_of_rows():
         check(*operands(rng, m, 5, 128, 3, 8))
 
 
+def poisoned(array):
+    """``array`` as a device array over memory with 0xFF on both sides, and that memory."""
+    array = np.ascontiguousarray(array)
+    memory = np.full(array.nbytes + 4096 + 64, 0xFF, np.uint8)
+    start = 2048 - (memory.ctypes.data + 2048) % -64
+    view = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    device = jax.device_put(view, may_alias=True)
+    assert device.unsafe_buffer_pointer() == view.ctypes.data
+    return device, memory
+
+
+@pytest.mark.parametrize("m", [1, 5, 32, 127, 128, 129])
+def test_nothing_beside_the_operands_is_read(m):
+    rng = np.random.default_rng(m)
+    w = jax_w4a8.quantize(rng.normal(size=(160, 27)).astype(np.float32))
+    x = rng.normal(size=(m, 160)).astype(np.float32)
+    clean = np.asarray(jax_w4a8.dot(x, w))
+    held = [poisoned(np.asarray(a)) for a in (x, w.codes, w.scales)]
+    poisoned_x, codes, scales = (array for array, _ in held)
+    dirty = QuantizedWeight.from_arrays((codes, scales), k=160, n=27, layout="plain")
+    y = np.asarray(jax_w4a8.dot(poisoned_x, dirty))
+    np.testing.assert_array_equal(y.view(np.uint32), clean.view(np.uint32))
+
+
 def test_many_threads_at_once():
     rng = np.random.default_rng(0)
     w = jax_w4a8.quantize(rng.normal(size=(256, 300)).astype(np.float32))

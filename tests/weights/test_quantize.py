@@ -75,6 +75,55 @@ def test_codes_and_scales_are_the_reference_s(rule, dtype):
     np.testing.assert_array_equal(np.asarray(inside.scales), scales)
 
 
+def float_edges(dtype):
+    """Every power of two with its neighbours, zeros, subnormals, both signs."""
+    limits = jnp.finfo(dtype)
+    bits = 32 if dtype == "float32" else 16
+    words = np.arange((1 << limits.nexp) - 1, dtype=np.uint32) << limits.nmant
+    half = words + (1 << limits.nmant - 1)
+    words = np.concatenate([words, words + 1, np.maximum(words, 1) - 1, half, half - 1])
+    words = np.concatenate([words, words | 1 << (bits - 1)])
+    return words.astype(f"uint{bits}").view(jnp.dtype(dtype)).astype(np.float32)
+
+
+def scale_even(amax):
+    """The floor rule of ``amax`` rounded to one bit of mantissa, halves up."""
+    mantissa, exponent = np.frexp(np.asarray(amax, np.float64))
+    return reference.scale_floor(np.ldexp(np.floor(mantissa * 4 + 0.5) / 4, exponent))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_kind_of_number(rule, dtype):
+    """As the largest of a block, alone and beside smaller ones; the same bits in eager and jit."""
+    values = float_edges(dtype)
+    rng = np.random.default_rng(0)
+    alone = np.zeros((32, len(values)), np.float32)
+    alone[0] = values
+    beside = rng.uniform(-1, 1, (32, len(values))).astype(np.float32) * np.abs(values)
+    beside[7] = values
+    kernel = np.concatenate([alone, beside], 1).astype(jnp.dtype(dtype))
+    w = jax_w4a8.quantize(kernel, rule=rule)
+    inside = jax.jit(lambda kernel: jax_w4a8.quantize(kernel, rule=rule))(kernel)
+    np.testing.assert_array_equal(np.asarray(inside.codes), np.asarray(w.codes))
+    np.testing.assert_array_equal(np.asarray(inside.scales), np.asarray(w.scales))
+    scales, ceil, floor = (
+        np.asarray(w.scales),
+        scales_of(kernel, "ceil"),
+        scales_of(kernel, "floor"),
+    )
+    if rule == "mse":
+        assert ((scales == ceil) | (scales == floor)).all()
+    else:
+        even = scale_even(np.abs(blocks_of(kernel)).max(-1))
+        np.testing.assert_array_equal(scales, {"ceil": ceil, "floor": floor, "even": even}[rule])
+    values = np.swapaxes(np.asarray(w.dequantize(), np.float64), -1, -2)
+    exact = rounded(kernel, scales).reshape(values.shape)
+    # A float32 below its normal numbers may be flushed.
+    np.testing.assert_array_equal(np.where(values == 0, 0, exact), values)
+    assert (np.abs(exact[values == 0]) < 2.0**-126).all()
+
+
 def test_mse_takes_the_better_of_ceil_and_floor():
     rng = np.random.default_rng(0)
     kernel = rng.normal(size=(256, 200)).astype(np.float32)
