@@ -49,7 +49,7 @@ def check(x, w):
 def test_every_number_of_blocks():
     """Whole and partial chunks of every register width."""
     rng = np.random.default_rng(0)
-    for k in [*range(32, 800, 32), 992, 1024, 1056, 2880, 4064]:
+    for k in [*range(32, 1312, 32), 2880, 4064]:
         check(*operands(rng, 3, 3, k, 3, 8))
 
 
