@@ -10,7 +10,7 @@ import pytest
 import jax_w4a8
 from jax_w4a8 import QuantizedActivation
 from tests import reference
-from tests.conformance.test_products import quantized_values, random_weight, values_of
+from tests.conformance.operands import quantized_values, random_weight, values_of
 
 N, K = 24, 96
 
