@@ -25,6 +25,9 @@ from jax_w4a8.varying import vary_like
 _HEADROOM = 45
 _FAR = 100
 
+# From here on the dot itself is most of a product's time, and two of them cost twice as much.
+_MANY_ROWS = 1024
+
 # Elements of a row from this fraction of its largest on are added apart from those below: about
 # the middle of the binades that E4M3 has.
 _LARGE = 2.0**-8
@@ -65,8 +68,9 @@ def _multiply(
     codes, scales = weight
     w_values, w_exponents = _dequantize_w(codes, scales)
     exponents = x_exponents[:, None] + w_exponents
-    # Only a float32 result shows the bits that this saves.
-    dot = _contract_apart if product.out_dtype == jnp.float32 else contract
+    # Only a float32 result shows the bits that this saves; with many rows it would cost too much.
+    apart = product.out_dtype == jnp.float32 and values.shape[0] < _MANY_ROWS
+    dot = _contract_apart if apart else contract
     return _scale(dot(values, w_values), exponents).astype(product.out_dtype)
 
 
