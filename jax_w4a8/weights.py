@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 
 from jax_w4a8 import formats
+from jax_w4a8.checks import as_array, float_array
 from jax_w4a8.formats import WEIGHT_BLOCK, round_up
 
 ScaleRule = Literal["ceil", "floor", "even", "mse"]
 RULES = ("ceil", "floor", "even", "mse")
-FLOATS = ("float32", "bfloat16", "float16")
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -170,15 +170,7 @@ def quantize(kernel: Any, *, rule: ScaleRule = "mse") -> QuantizedWeight:
     """
     if isinstance(kernel, QuantizedWeight):
         raise TypeError(f"kernel: expected a float array [..., K, N], got {kernel!r}")
-    if getattr(kernel, "dtype", None) is None:
-        kernel = np.asarray(kernel)
-    if kernel.dtype.name == "float64":
-        raise TypeError(
-            "kernel: expected float32, bfloat16 or float16, got float64; "
-            "convert it with kernel.astype('float32')"
-        )
-    if kernel.dtype.name not in FLOATS:
-        raise TypeError(f"kernel: expected float32, bfloat16 or float16, got {kernel.dtype}")
+    kernel = float_array(kernel, "kernel", "[..., K, N]")
     if kernel.ndim < 2:
         raise ValueError(f"kernel: expected shape [..., K, N], got {tuple(kernel.shape)}")
     if rule not in RULES:
@@ -193,6 +185,10 @@ def quantize(kernel: Any, *, rule: ScaleRule = "mse") -> QuantizedWeight:
     return QuantizedWeight.from_arrays((codes, scales), k=k, n=n, layout="plain")
 
 
+# The largest scale under which every code is a float32: 6 * 2**125.
+_LAST_SCALE = formats.SCALE_ONE + 125
+
+
 def quantize_blocks(kernel: jax.Array, rule: str) -> tuple[jax.Array, jax.Array]:
     """The arithmetic of ``quantize``: ``[..., K, N]`` to plain codes and scales, traceable."""
     *lead, k, n = kernel.shape
@@ -205,6 +201,8 @@ def quantize_blocks(kernel: jax.Array, rule: str) -> tuple[jax.Array, jax.Array]
     blocks = lax.bitcast_convert_type(bits, jnp.float32)
     scales = _scales(blocks, amax, rule)
     codes = formats.encode_e2m1(_scaled(blocks, scales))
+    # A weight close to float32's largest rounds to what float32 has: 3 * 2**126, not 2**128.
+    codes = jnp.where((scales > _LAST_SCALE)[..., None] & (codes & 7 > 5), codes & 8 | 5, codes)
     codes = jnp.where(finite[..., None], codes, 0).reshape(*lead, n, padded)
     scales = jnp.where(finite, scales, formats.SCALE_NAN).astype(jnp.uint8)
     return formats.pack_nibbles(codes), scales
@@ -256,7 +254,8 @@ def _fill(
 
 def _storage(codes: Any, scales: Any) -> tuple[jax.Array, jax.Array]:
     """Codes and scales as packed uint8, from any dtype that holds the same bits."""
-    codes, scales = jnp.asarray(codes), jnp.asarray(scales)
+    codes = as_array(codes, "codes", "uint8 [..., N, K / 2] with two E2M1 codes a byte")
+    scales = as_array(scales, "scales", "UE8M0 bytes, uint8 [..., N, K / 32]")
     if codes.dtype == jnp.float4_e2m1fn:
         codes = formats.pack_nibbles(lax.bitcast_convert_type(codes, jnp.uint4).astype(jnp.uint8))
     if codes.dtype != jnp.uint8:
@@ -271,7 +270,7 @@ def _storage(codes: Any, scales: Any) -> tuple[jax.Array, jax.Array]:
             f"{scales.dtype}; a float scale is not truncated to a power of two: dequantise the "
             "weight and call jax_w4a8.quantize"
         )
-    return codes, scales
+    return jnp.asarray(codes), jnp.asarray(scales)
 
 
 def _check_plain(codes: tuple[int, ...], scales: tuple[int, ...], k: int) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 from flax import nnx
 
 from jax_w4a8.activations import QuantizedActivation, check_block
+from jax_w4a8.checks import FLOATS
 from jax_w4a8.ops import dot
-from jax_w4a8.weights import FLOATS, QuantizedWeight, ScaleRule, quantize
+from jax_w4a8.weights import QuantizedWeight, ScaleRule, quantize
 
 
 class PackedWeight(nnx.Variable[QuantizedWeight]):

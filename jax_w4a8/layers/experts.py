@@ -14,10 +14,11 @@ import numpy as np
 from jax import lax
 
 from jax_w4a8.activations import check_block
+from jax_w4a8.checks import FLOATS
 from jax_w4a8.layers.gating import clamped_swiglu, silu_mul
 from jax_w4a8.layers.routing import Score, check_score, check_top_k, permute, top_k, unpermute
 from jax_w4a8.ops import grouped_dot, masked_grouped_dot
-from jax_w4a8.weights import FLOATS, QuantizedWeight
+from jax_w4a8.weights import QuantizedWeight
 
 Activation = Literal["silu", "clamped_swiglu"]
 Form = Literal["auto", "contiguous", "masked"]

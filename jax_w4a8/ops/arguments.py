@@ -11,12 +11,11 @@ import numpy as np
 
 from jax_w4a8.activations import QuantizedActivation, check_block
 from jax_w4a8.backends import current
+from jax_w4a8.checks import as_array, float_array, float_dtype
 from jax_w4a8.ops.gradient import differentiable_product
 from jax_w4a8.ops.primitives import Operands, bind_product
 from jax_w4a8.product import Kind, Product, blocks_along
-from jax_w4a8.weights import FLOATS, QuantizedWeight
-
-OUT_DTYPES = FLOATS
+from jax_w4a8.weights import QuantizedWeight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +46,7 @@ def check_floats(x: Any, name: str = "x") -> jax.Array:
     """``x`` as a JAX array of one of the float dtypes that can be quantised."""
     if isinstance(x, QuantizedWeight | QuantizedActivation):
         raise TypeError(f"{name}: expected a float array [..., K], got {x!r}")
-    x = x if hasattr(x, "dtype") else np.asarray(x)
-    if x.dtype == np.float64:
-        raise TypeError(
-            f"{name}: expected float32, bfloat16 or float16, got float64; "
-            f"convert it with {name}.astype('float32')"
-        )
-    if x.dtype.name not in FLOATS:
-        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {x.dtype}")
-    x = jnp.asarray(x)
+    x = jnp.asarray(float_array(x, name, "[..., K]"))
     if x.ndim < 1:
         raise ValueError(f"{name}: expected shape [..., K], got a scalar")
     return x
@@ -110,7 +101,7 @@ def check_weight(w: Any, rank: int, op: str) -> QuantizedWeight:
 
 def check_sizes(sizes: Any, groups: int, name: str) -> jax.Array:
     """Group sizes as int32 ``[E]``."""
-    sizes = sizes if hasattr(sizes, "dtype") else np.asarray(sizes)
+    sizes = as_array(sizes, name, f"int32 [{groups}]")
     if not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: expected int32 [{groups}], got dtype {sizes.dtype}")
     if tuple(sizes.shape) != (groups,):
@@ -118,7 +109,11 @@ def check_sizes(sizes: Any, groups: int, name: str) -> jax.Array:
             f"{name}: expected shape [{groups}], one number for each expert of w, got "
             f"{tuple(sizes.shape)}"
         )
-    return jnp.asarray(sizes).astype(jnp.int32)
+    if sizes.dtype.itemsize >= 4 and sizes.dtype != np.int32:
+        # What int32 does not hold is more than there are rows, or negative: kept so, not wrapped.
+        xp = np if isinstance(sizes, np.ndarray) else jnp
+        sizes = xp.clip(sizes, 0, np.iinfo(np.int32).max)
+    return jnp.asarray(sizes.astype(np.int32))
 
 
 def run(
@@ -133,9 +128,7 @@ def run(
         raise ValueError(
             f"x: expected a last dimension of K = {w.k} to match w {w.shape}, got shape {x.shape}"
         )
-    out = np.dtype(x.dtype if out_dtype is None else out_dtype)
-    if out.name not in OUT_DTYPES:
-        raise TypeError(f"out_dtype: expected float32, bfloat16 or float16, got {out}")
+    out = x.dtype if out_dtype is None else float_dtype(out_dtype, "out_dtype")
     product = Product(
         kind=kind,
         m=x.shape[-2],

@@ -37,7 +37,8 @@ def prepack(w: QuantizedWeight, *, layout: str | None = None) -> QuantizedWeight
     target = _best_layout(w) if layout is None else layout
     owner = registry.owner(target)
     if owner is None:
-        known = ", ".join(repr(registry.get(n).layouts[0]) for n in registry.NAMES)
+        layouts = dict.fromkeys(registry.get(n).layouts[0] for n in registry.NAMES)
+        known = ", ".join(map(repr, layouts))
         raise ValueError(f"layout: expected one of {known}; got {target!r}")
     if w.layout == target:
         return w
@@ -67,7 +68,10 @@ def unpack(w: QuantizedWeight) -> QuantizedWeight:
 
 def _check(w: Any) -> None:
     if not isinstance(w, QuantizedWeight):
-        raise TypeError(f"w: expected a QuantizedWeight, got {type(w).__name__}")
+        raise TypeError(
+            f"w: expected a QuantizedWeight, got {type(w).__name__}; "
+            "quantise it with jax_w4a8.quantize(w)"
+        )
 
 
 def _best_layout(w: QuantizedWeight) -> str:

@@ -146,6 +146,27 @@ def test_no_rows_and_one_group_with_everything(backend, sizes):
     assert nobody.shape == (3, 0, N)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "meant"),
+    [
+        (np.array([2**31, 0, 0]), [9, 0, 0]),
+        (np.array([2**32 + 1, 0, 0]), [9, 0, 0]),
+        (np.array([2, 2**31, 1], np.uint32), [2, 7, 0]),
+        (np.array([2, -(2**40), 5]), [2, 0, 5]),
+        (np.array([200, 0, 0], np.uint8), [9, 0, 0]),
+        (np.array([2, -1, 3], np.int8), [2, 0, 3]),
+    ],
+)
+def test_sizes_that_int32_does_not_hold(backend, sizes, meant):
+    """More rows than there are, or fewer than none; never some other number."""
+    rng = np.random.default_rng(0)
+    w = random_weight(rng, (3,), N, K)
+    x = rng.normal(size=(9, K)).astype(np.float32)
+    y = jax_w4a8.grouped_dot(x, w, sizes)
+    same = jax_w4a8.grouped_dot(x, w, np.array(meant, np.int32))
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(same))
+
+
 @pytest.mark.parametrize("kind", ["grouped", "masked"])
 def test_nan_codes_and_scales_past_the_counts_change_no_bit(backend, kind):
     groups, rows = 4, 9

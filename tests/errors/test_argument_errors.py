@@ -47,22 +47,47 @@ TABLE = {
     "quantize: float64": (
         lambda: jax_w4a8.quantize(np.ones((K, N))),
         TypeError,
-        f"kernel: {DTYPES} float64; convert it with kernel.astype('float32')",
+        f"kernel: {DTYPES} float64; convert it with numpy.asarray(kernel, 'float32')",
     ),
     "quantize: list of Python floats": (
         lambda: jax_w4a8.quantize([[1.0, 2.0]]),
         TypeError,
-        f"kernel: {DTYPES} float64; convert it with kernel.astype('float32')",
+        f"kernel: {DTYPES} float64; convert it with numpy.asarray(kernel, 'float32')",
+    ),
+    "quantize: nothing": (
+        lambda: jax_w4a8.quantize(None),
+        TypeError,
+        "kernel: expected a float array [..., K, N], got NoneType",
+    ),
+    "quantize: ragged list": (
+        lambda: jax_w4a8.quantize([[1.0, 2.0], [1.0]]),
+        TypeError,
+        "kernel: expected a float array [..., K, N], got list",
+    ),
+    "QuantizedWeight: nothing": (
+        lambda: jax_w4a8.QuantizedWeight(None, None),
+        TypeError,
+        "codes: expected uint8 [..., N, K / 2] with two E2M1 codes a byte, got NoneType",
+    ),
+    "dot: no dtype": (
+        lambda: jax_w4a8.dot(floats(M, K), weight(), out_dtype="zork"),
+        TypeError,
+        "out_dtype: expected float32, bfloat16 or float16, got 'zork'",
+    ),
+    "grouped_dot: no sizes": (
+        lambda: jax_w4a8.grouped_dot(floats(M, K), experts(), None),
+        TypeError,
+        "group_sizes: expected int32 [3], got NoneType",
     ),
     "quantize: integers": (
         lambda: jax_w4a8.quantize(jnp.ones((K, N), jnp.int32)),
         TypeError,
-        f"kernel: {DTYPES} int32",
+        f"kernel: {DTYPES} int32; convert it with numpy.asarray(kernel, 'float32')",
     ),
     "quantize: float8": (
         lambda: jax_w4a8.quantize(jnp.ones((K, N), jnp.float8_e4m3fn)),
         TypeError,
-        f"kernel: {DTYPES} float8_e4m3fn",
+        f"kernel: {DTYPES} float8_e4m3fn; convert it with numpy.asarray(kernel, 'float32')",
     ),
     "quantize: one dimension": (
         lambda: jax_w4a8.quantize(floats(K)),
@@ -106,17 +131,17 @@ TABLE = {
     "dot: float64 activations": (
         lambda: jax_w4a8.dot(np.ones((M, K)), weight()),
         TypeError,
-        f"x: {DTYPES} float64; convert it with x.astype('float32')",
+        f"x: {DTYPES} float64; convert it with numpy.asarray(x, 'float32')",
     ),
     "dot: integer activations": (
         lambda: jax_w4a8.dot(jnp.ones((M, K), jnp.int8), weight()),
         TypeError,
-        f"x: {DTYPES} int8",
+        f"x: {DTYPES} int8; convert it with numpy.asarray(x, 'float32')",
     ),
     "dot: bare float8 codes": (
         lambda: jax_w4a8.dot(jnp.ones((M, K), jnp.float8_e4m3fn), weight()),
         TypeError,
-        f"x: {DTYPES} float8_e4m3fn",
+        f"x: {DTYPES} float8_e4m3fn; convert it with numpy.asarray(x, 'float32')",
     ),
     "dot: scalar activations": (
         lambda: jax_w4a8.dot(jnp.float32(1), weight()),
@@ -230,7 +255,7 @@ TABLE = {
     "quantize_activation: float64": (
         lambda: jax_w4a8.quantize_activation(np.ones((M, K))),
         TypeError,
-        f"x: {DTYPES} float64; convert it with x.astype('float32')",
+        f"x: {DTYPES} float64; convert it with numpy.asarray(x, 'float32')",
     ),
     "quantize_activation: a weight": (
         lambda: jax_w4a8.quantize_activation(weight()),
@@ -281,7 +306,7 @@ TABLE = {
     "prepack: float weight": (
         lambda: jax_w4a8.prepack(np.ones((K, N))),
         TypeError,
-        "w: expected a QuantizedWeight, got ndarray",
+        "w: expected a QuantizedWeight, got ndarray; quantise it with jax_w4a8.quantize(w)",
     ),
     "prepack: unknown layout": (
         lambda: jax_w4a8.prepack(weight(), layout="sm80"),
@@ -296,7 +321,7 @@ TABLE = {
     "unpack: float weight": (
         lambda: jax_w4a8.unpack(floats(K, N)),
         TypeError,
-        "w: expected a QuantizedWeight, got ArrayImpl",
+        "w: expected a QuantizedWeight, got ArrayImpl; quantise it with jax_w4a8.quantize(w)",
     ),
     "unpack: layout of another version": (
         lambda: jax_w4a8.unpack(
@@ -390,7 +415,8 @@ TABLE = {
 def test_bad_input(name):
     call, exception, message = TABLE[name]
     names = jax_w4a8.backends.NAMES
-    layouts = ", ".join(repr(jax_w4a8.backends.get(n).layouts[0]) for n in names)
+    own = dict.fromkeys(jax_w4a8.backends.get(n).layouts[0] for n in names)
+    layouts = ", ".join(map(repr, own))
     message = message.replace("{names}", ", ".join(("auto", *names)))
     check(call, exception, message.replace("{layouts}", layouts))
 

@@ -147,6 +147,15 @@ def test_zeros_have_a_finite_scale():
         np.testing.assert_array_equal(np.asarray(w.dequantize()), 0)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_largest_weights_stay_finite(rule):
+    """4 * 2**126 is no float32: what rounds to it becomes 3 * 2**126."""
+    largest = np.finfo(np.float32).max
+    w = jax_w4a8.quantize(column(largest, -largest, 2.9e38, 2.5e38), rule=rule)
+    values = np.asarray(w.dequantize(), np.float64)[:4, 0] / 2.0**126
+    np.testing.assert_array_equal(values, [3, -3, 3, 3])
+
+
 def test_one_element_that_is_not_zero():
     kernel = np.zeros((256, 256), np.float32)
     kernel[17, 200] = 0.75
