@@ -22,7 +22,7 @@ import jax_w4a8
 from jax_w4a8.layers import quantize_layers
 
 SENTENCES = 150
-BATCH = 30
+BATCH = 15
 
 
 def lower(graph: Any, state: Any, ids: np.ndarray, mask: np.ndarray) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ Hopper's FP8 tensor cores keep only about 14 bits below the largest term.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -20,13 +21,19 @@ from jax_w4a8.backends.base import Arrays, Backend
 from jax_w4a8.product import Product
 from jax_w4a8.varying import vary_like
 
-# Scales are taken relative to the largest of their row, moved up by this many binades: numbers
-# then fit float32 and bfloat16 whatever the scales, and a row may spread over 170 binades.
+# Scales are taken relative to the largest of their row, moved up by this many binades. Nothing then
+# leaves float32 and bfloat16 while the scales of a row spread over no more than _MOST_SPREAD, and
+# those of two rows that meet over no more than _MOST_TOGETHER; what spreads further is summed block
+# by block.
 _HEADROOM = 45
-_FAR = 100
+_MOST_SPREAD = 160
+_MOST_TOGETHER = 200
+
+# The exponent of a sum of nothing, below all others.
+_NOTHING = -1000
 
 # From here on the dot itself is most of a product's time, and two of them cost twice as much.
-_MANY_ROWS = 1024
+_MANY_ROWS = 512
 
 # Elements of a row from this fraction of its largest on are added apart from those below: about
 # the middle of the binades that E4M3 has.
@@ -45,48 +52,84 @@ class XlaBackend(Backend):
         self, product: Product, x: Arrays, sizes: jax.Array | None, weight: Arrays
     ) -> jax.Array:
         codes, scales = x if product.quantized_x else self.quantize(x[0], product.block)
-        values, x_exponents = _dequantize_x(product, codes, scales)
-        if product.kind == "dense":
-            return _multiply(product, values, x_exponents, weight)
+        rows = _lay_out_x(product, codes, scales)
 
         def tile(rows: Arrays, weight: Arrays) -> jax.Array:
-            values, exponents = rows
-            return _multiply(product, values, exponents, weight)
+            return _multiply(product, rows, weight)
 
+        if product.kind == "dense":
+            return tile(rows, weight)
         assert sizes is not None
-        rows = (values, x_exponents)
         return by_group(product, rows, sizes, weight, tile, product.n, product.out_dtype)
 
 
 BACKEND = XlaBackend()
 
 
-def _multiply(
-    product: Product, values: jax.Array, x_exponents: jax.Array, weight: Arrays
-) -> jax.Array:
-    """Rows ``[M, k_padded]`` with their exponents ``[M]`` by one weight: ``[M, N]``."""
-    codes, scales = weight
-    w_values, w_exponents = _dequantize_w(codes, scales)
-    exponents = x_exponents[:, None] + w_exponents
+def _multiply(product: Product, rows: Arrays, weight: Arrays) -> jax.Array:
+    """Rows as ``_lay_out_x`` gives them by one weight: ``[M, N]``."""
+    values, x_exponents, codes, scales = rows
+    x_spread, w_spread = _spread(scales), _spread(weight[1])
+    far_apart = jnp.maximum(x_spread, w_spread) > _MOST_SPREAD
+    far_apart |= x_spread + w_spread > _MOST_TOGETHER
     # Only a float32 result shows the bits that this saves; with many rows it would cost too much.
     apart = product.out_dtype == jnp.float32 and values.shape[0] < _MANY_ROWS
-    dot = _contract_apart if apart else contract
-    return _scale(dot(values, w_values), exponents).astype(product.out_dtype)
+    parts = _split_apart(values) if apart else values
+
+    def at_once() -> jax.Array:
+        w_relative, w_exponents = _relative(weight[1])
+        w = formats.decode_packed(weight[0], (w_relative,), jnp.bfloat16)
+        sums = contract(parts, w)
+        if apart:
+            large, small = jnp.split(sums, 2)
+            sums = large + small
+        return _scale(sums, x_exponents[:, None] + w_exponents).astype(product.out_dtype)
+
+    def by_block() -> jax.Array:
+        return _scale(*_sum_by_block((codes, scales), weight)).astype(product.out_dtype)
+
+    return lax.cond(far_apart, by_block, at_once)
 
 
-def _contract_apart(x: jax.Array, w: jax.Array) -> jax.Array:
-    """``[M, C]`` by ``[N, C]`` to float32, the large elements of each row apart from the small.
+def _sum_by_block(rows: Arrays, weight: Arrays) -> tuple[jax.Array, jax.Array]:
+    """Sums relative to the largest of their own terms, and the exponents that they lack."""
+    (codes, scales), (w_codes, w_scales) = rows, weight
+    x = formats.decode_e4m3(codes).reshape(*scales.shape, formats.WEIGHT_BLOCK)
+    w = formats.decode_e2m1(formats.unpack_nibbles(w_codes))
+    w = w.reshape(*w_scales.shape, formats.WEIGHT_BLOCK)
 
-    Each of the two sums nearly always fits float32's 24 bits, whatever the order of its terms;
-    the sum over a whole row, such as after GELU, often does not. What is left is one rounding, the
-    same as in another backend that drops nothing: a last bit would flip codes of later layers.
+    def step(block: jax.Array, state: Arrays) -> Arrays:
+        sums, exponents = state
+        at = functools.partial(lax.dynamic_index_in_dim, index=block, axis=1, keepdims=False)
+        part = contract(at(x).astype(jnp.bfloat16), at(w).astype(jnp.bfloat16))
+        x_byte, w_byte = at(scales).astype(jnp.int32)[:, None], at(w_scales).astype(jnp.int32)
+        is_nan = (x_byte == formats.SCALE_NAN) | (w_byte == formats.SCALE_NAN)
+        part = jnp.where(is_nan, jnp.nan, part)
+        exponent = x_byte + w_byte - 2 * formats.SCALE_ONE
+        size = (lax.bitcast_convert_type(part, jnp.int32) >> 23 & 255) - 127 + exponent
+        top = jnp.maximum(exponents, jnp.where(part == 0, _NOTHING, size))
+        # Zeros may have any scale; what multiplies them need only be finite.
+        factor = formats.power_of_two(jnp.minimum(exponent - top, _HEADROOM))
+        return sums * formats.power_of_two(exponents - top) + part * factor, top
+
+    shape = (codes.shape[0], w_codes.shape[0])
+    start: Arrays = (jnp.zeros(shape, jnp.float32), jnp.full(shape, _NOTHING, jnp.int32))
+    start = tuple(vary_like(a, (*rows, *weight)) for a in start)
+    sums, exponents = lax.fori_loop(0, scales.shape[1], step, start)
+    return sums, exponents
+
+
+def _split_apart(x: jax.Array) -> jax.Array:
+    """``[M, C]`` as ``[2M, C]``: the large elements of each row, then the small; zeros elsewhere.
+
+    The sum of either nearly always fits float32's 24 bits, whatever the order of its terms; the sum
+    over a whole row, such as after GELU, often does not. What is left is one rounding, the same as
+    in another backend that drops nothing: a last bit would flip codes of later layers.
     """
     magnitude = jnp.abs(x)
     is_large = magnitude >= jnp.max(magnitude, axis=1, keepdims=True) * _LARGE
     zero = jnp.zeros_like(x)
-    parts = jnp.concatenate([jnp.where(is_large, x, zero), jnp.where(is_large, zero, x)])
-    large, small = jnp.split(contract(parts, w), 2)
-    return large + small
+    return jnp.concatenate([jnp.where(is_large, x, zero), jnp.where(is_large, zero, x)])
 
 
 def contract(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -165,52 +208,34 @@ def _tile_height(rows: int, groups: int) -> int:
     return min(512, max(16, 1 << (share - 1).bit_length()), max(rows, 1))
 
 
-def _dequantize_x(product: Product, codes: jax.Array, scales: jax.Array) -> Arrays:
-    """Values ``[..., k_padded]`` relative to an exponent a row, and the exponents ``[...]``."""
+def _lay_out_x(product: Product, codes: jax.Array, scales: jax.Array) -> Arrays:
+    """Values ``[..., k_padded]`` and the exponent a row that they are relative to; and for sums by
+    block, codes ``[..., k_padded]``, zero past K, and a scale for every 32 of them."""
+    padding = [(0, 0)] * (codes.ndim - 1) + [(0, product.k_padded - product.k)]
+    codes = jnp.pad(codes, padding)
     width = activations.block_width(product.block, product.k)
-
-    def used() -> jax.Array:
-        padding = [(0, 0)] * (codes.ndim - 1) + [(0, product.x_blocks * width - product.k)]
-        bits = jnp.pad(lax.bitcast_convert_type(codes, jnp.uint8) & 0x7F, padding)
-        return jnp.any(bits.reshape(*scales.shape, width) != 0, axis=-1)
-
-    relative, exponents = _relative(scales, used)
-    relative = jnp.repeat(relative, width, axis=-1)[..., : product.k]
+    of_block = jnp.arange(product.k_padded // formats.WEIGHT_BLOCK) * formats.WEIGHT_BLOCK // width
+    scales = scales[..., of_block]
+    relative, exponents = _relative(scales)
+    relative = jnp.repeat(relative, formats.WEIGHT_BLOCK, axis=-1)
     values = (formats.decode_e4m3(codes) * relative).astype(jnp.bfloat16)
-    padding = [(0, 0)] * (values.ndim - 1) + [(0, product.k_padded - product.k)]
-    return jnp.pad(values, padding), exponents
+    return values, exponents, codes, scales
 
 
-def _dequantize_w(codes: jax.Array, scales: jax.Array) -> Arrays:
-    """Values ``[N, k_padded]`` relative to an exponent a row, and the exponents ``[N]``."""
-
-    def used() -> jax.Array:
-        blocks = codes.reshape(*scales.shape, formats.WEIGHT_BLOCK // 2)
-        return jnp.any(blocks & 0x77 != 0, axis=-1)
-
-    relative, exponents = _relative(scales, used)
-    return formats.decode_packed(codes, (relative,), jnp.bfloat16), exponents
+def _spread(scales: jax.Array) -> jax.Array:
+    """Binades between the largest and the smallest scale of a row, at most, of all rows."""
+    byte = scales.astype(jnp.int32)
+    largest = jnp.max(jnp.where(byte == formats.SCALE_NAN, 0, byte), axis=-1, initial=0)
+    return jnp.max(largest - jnp.min(byte, axis=-1, initial=formats.SCALE_NAN), initial=0)
 
 
-def _relative(scales: jax.Array, used: Callable[[], jax.Array]) -> Arrays:
-    """UE8M0 ``[..., B]`` as float32 factors times 2**exponent, one int32 exponent a row.
-
-    ``used`` tells the blocks that are not zeros, ``[..., B]``. The others' scales may be anything;
-    that is looked at only where a row's scales lie far apart.
-    """
+def _relative(scales: jax.Array) -> Arrays:
+    """UE8M0 ``[..., B]`` as float32 factors times 2**exponent, one int32 exponent a row."""
     byte = scales.astype(jnp.int32)
     is_nan = byte == formats.SCALE_NAN
-    number = jnp.where(is_nan, 0, byte)
-    largest = jnp.max(number, axis=-1, keepdims=True)
-    far_apart = jnp.any(largest - byte > _FAR)
-    largest = lax.cond(
-        far_apart,
-        lambda: jnp.max(jnp.where(used(), number, 0), axis=-1, keepdims=True),
-        lambda: largest,
-    )
-    exponent = largest - _HEADROOM
-    factors = formats.power_of_two(jnp.minimum(byte - exponent, _HEADROOM))
-    return jnp.where(is_nan, jnp.nan, factors), exponent[..., 0] - formats.SCALE_ONE
+    exponent = jnp.max(jnp.where(is_nan, 0, byte), axis=-1, keepdims=True) - _HEADROOM
+    factors = jnp.where(is_nan, jnp.nan, formats.power_of_two(byte - exponent))
+    return factors, exponent[..., 0] - formats.SCALE_ONE
 
 
 def _scale(sums: jax.Array, exponents: jax.Array) -> jax.Array:

@@ -114,7 +114,7 @@ def test_a_large_result_overflows_in_the_cast_alone(backend):
     np.testing.assert_array_equal(wide, [[106496, -106496, 13312]])
 
 
-@pytest.mark.parametrize("spread", [10, 60, 120])
+@pytest.mark.parametrize("spread", [10, 60, 120, 170, 254])
 def test_scales_far_apart(backend, spread):
     """Scales of a row of x and of the weight that lie ``spread`` binades apart, both at once."""
     rng = np.random.default_rng(spread)
