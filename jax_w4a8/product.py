@@ -40,6 +40,11 @@ class Product:
     out_dtype: np.dtype
 
     @property
+    def rows(self) -> int:
+        """Rows of x, of all groups."""
+        return self.m * self.groups if self.kind == "masked" else self.m
+
+    @property
     def k_padded(self) -> int:
         """K rounded up to whole weight blocks."""
         return round_up(self.k, WEIGHT_BLOCK)

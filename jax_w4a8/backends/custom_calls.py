@@ -1,4 +1,4 @@
-"""The custom call that every compiled backend has in the same form."""
+"""What the compiled backends have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_w4a8.backends.base import Arrays
-from jax_w4a8.product import blocks_along
+from jax_w4a8.product import Product, blocks_along
 
 
 def quantize(target: str, operands: Arrays, block: int) -> Arrays:
@@ -27,3 +27,10 @@ def quantize(target: str, operands: Arrays, block: int) -> Arrays:
     )
     codes, scales = jax.ffi.ffi_call(target, results)(*operands, block=block)
     return codes, scales
+
+
+def too_large(product: Product) -> str | None:
+    """Why the CUDA kernels, which count in 32 bits, cannot compute ``product``, or None."""
+    if max(product.rows, product.n, product.k) >= 1 << 30:
+        return "its kernels count rows, columns and elements along K below 2**30"
+    return None

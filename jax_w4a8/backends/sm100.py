@@ -57,10 +57,7 @@ class Sm100Backend(Backend):
         return _extension().reason
 
     def refuses(self, product: Product) -> str | None:
-        rows = product.m * product.groups if product.kind == "masked" else product.m
-        if max(rows, product.n, product.k) >= 1 << 30:
-            return "its kernels count rows, columns and elements along K below 2**30"
-        return None
+        return custom_calls.too_large(product)
 
     def refuses_device(self, device: Any) -> str | None:
         capability = str(getattr(device, "compute_capability", "unknown"))
@@ -149,7 +146,7 @@ def unswizzle_scales(swizzled: jax.Array) -> jax.Array:
 def workspace_bytes(product: Product) -> int:
     """Scratch that the custom call of ``product`` needs: ``csrc/sm100/workspace.h`` lays it out."""
     dense, masked = product.kind == "dense", product.kind == "masked"
-    rows = product.m * product.groups if masked else product.m
+    rows = product.rows
     k = round_up(product.k, K_MULTIPLE)
     if masked:
         tiles = product.groups * -(-product.m // SCALE_ROWS)

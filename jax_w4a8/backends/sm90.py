@@ -73,10 +73,7 @@ class Sm90Backend(Backend):
         return _extension().reason
 
     def refuses(self, product: Product) -> str | None:
-        rows = product.m * product.groups if product.kind == "masked" else product.m
-        if max(rows, product.n, product.k) >= 1 << 30:
-            return "its kernels count rows, columns and elements along K below 2**30"
-        return None
+        return custom_calls.too_large(product)
 
     def refuses_device(self, device: Any) -> str | None:
         capability = str(getattr(device, "compute_capability", "unknown"))
@@ -151,7 +148,7 @@ def workspace_bytes(product: Product) -> int:
     """Scratch for the quantised activations: ``csrc/sm90/product.cc`` lays it out."""
     if product.quantized_x:
         return 256
-    rows = product.m * product.groups if product.kind == "masked" else product.m
+    rows = product.rows
     codes = round_up(rows * round_up(product.k, _X_MULTIPLE), 256)
     return 256 + codes + rows * product.x_blocks
 

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jax_w4a8.activations import QuantizedActivation, check_block
-from jax_w4a8.checks import FLOATS
+from jax_w4a8.checks import float_dtype
 from jax_w4a8.ops import dot
 from jax_w4a8.weights import QuantizedWeight, ScaleRule, quantize
 
@@ -168,12 +168,7 @@ def affine(
 
 def check_dtype(dtype: Any, name: str) -> np.dtype | None:
     """``dtype`` as one of the float dtypes that a product takes, or None where it is None."""
-    if dtype is None:
-        return None
-    dtype = np.dtype(dtype)
-    if dtype.name not in FLOATS:
-        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {dtype}")
-    return dtype
+    return None if dtype is None else float_dtype(dtype, name)
 
 
 def _bias(bias: Any, shape: tuple[int, ...]) -> nnx.Param | None:
